@@ -1,0 +1,1 @@
+"""The choice: which kernel and tile serve a call. Pure data; knows neither torch nor triton."""

@@ -1,0 +1,1 @@
+"""Kernels: the vocabulary, the recipes, and the Triton variants."""

@@ -1,0 +1,164 @@
+"""From a launch as data to a binary: the one place where a recipe becomes a signature, attributes and compile options.
+
+The plan, the compile gate and the resource data all build through here, so what is gated is what is launched. Compiling needs no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kernel_zoo.spec import INT32_MAX, Descriptor, KernelCall, Resources, Scalar, View, pow2_divisor
+from kernel_zoo.triton_compat import HAVE_TRITON
+
+TRITON_TYPES: Final[dict[str, str]] = {
+    "fp64": "fp64",
+    "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "fp8e4m3": "fp8e4nv",
+    "fp8e5m2": "fp8e5",
+}
+
+_DIVISOR_LIMIT: Final = 16
+_LEAST_DIVISOR: Final = 4  # 4 fp32 numbers make a 16-byte access; smaller divisors would only multiply binaries
+
+
+@dataclass(frozen=True, slots=True)
+class Specialisation:
+    """All a binary depends on besides its source and target. Hashable: the key of the binary cache.
+
+    `signature` has one entry per kernel parameter; "constexpr" where the value is in `constants`. `divisors` gives, per parameter,
+    the power of two known to divide it (an address in bytes, an integer in units), or 0.
+    """
+
+    kernel: Any
+    signature: tuple[str, ...]
+    constants: tuple[tuple[int, Any], ...]
+    divisors: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+
+    @property
+    def source(self) -> Any:
+        """The triton ASTSource."""
+        from triton.compiler import ASTSource
+
+        names = self.kernel.arg_names
+        attributes = {(i,): [["tt.divisibility", d]] for i, d in enumerate(self.divisors) if d}
+        constants = {(i,): value for i, value in self.constants}
+        return ASTSource(self.kernel, dict(zip(names, self.signature, strict=True)), constants, attributes)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compile options."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def specialise(call: KernelCall) -> Specialisation:
+    """The specialisation a launch needs.
+
+    Integers equal to 1 or 0 become constants: a unit stride left as an argument would keep the compiler from vectorising, and a zero
+    one lets a broadcast fold away.
+
+    Raises:
+        TypeError: the positional arguments and constants do not match the kernel's parameters.
+    """
+    names = call.kernel.arg_names
+    positional = len(call.args)
+    missing = [name for name in names[positional:] if name not in call.constants]
+    unknown = [name for name in call.constants if name not in names[positional:]]
+    if positional > len(names) or missing or unknown:
+        raise TypeError(
+            f"{call.kernel.__name__} takes {len(names)} parameters and got {positional} positional arguments; "
+            f"missing constants: {missing or 'none'}; unknown constants: {unknown or 'none'}"
+        )
+    signature: list[str] = []
+    constants: list[tuple[int, Any]] = []
+    divisors: list[int] = []
+    for i, arg in enumerate(call.args):
+        kind, divisor = _parameter(arg)
+        if kind == "constexpr":
+            constants.append((i, arg))
+        signature.append(kind)
+        divisors.append(divisor)
+    for i, name in enumerate(names[positional:], positional):
+        constants.append((i, call.constants[name]))
+        signature.append("constexpr")
+        divisors.append(0)
+    return Specialisation(call.kernel, tuple(signature), tuple(constants), tuple(divisors), call.num_warps, call.num_stages)
+
+
+def _parameter(arg: object) -> tuple[str, int]:
+    """A launch argument's type in the signature and the divisor known of it."""
+    if isinstance(arg, View):
+        return f"*{TRITON_TYPES[arg.dtype]}", arg.operand.align if arg.operand.align > 1 else 0
+    if isinstance(arg, Descriptor):
+        block = ", ".join(map(str, arg.block))
+        return f"tensordesc<{TRITON_TYPES[arg.view.dtype]}[{block}]>", 0
+    if isinstance(arg, Scalar):
+        return TRITON_TYPES[arg.dtype], 0
+    if isinstance(arg, int) and not isinstance(arg, bool) and arg not in (0, 1):
+        divisor = pow2_divisor(arg, _DIVISOR_LIMIT)
+        return "i32" if -INT32_MAX <= arg <= INT32_MAX else "i64", divisor if divisor >= _LEAST_DIVISOR else 0
+    return "constexpr", 0
+
+
+def compile_binary(spec: Specialisation, cc: int) -> Any:
+    """The compiled kernel for a compute capability (90 for 9.0). Needs triton, not a GPU; cached on disk by triton.
+
+    Raises:
+        ImportError: triton is not installed.
+    """
+    if not HAVE_TRITON:
+        raise ImportError("compiling a kernel needs triton; it is not installed (pip install triton)")
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    return triton.compile(spec.source, target=GPUTarget("cuda", cc, 32), options=spec.options)
+
+
+_INSTRUCTIONS: Final = {
+    "wgmma": r"\b[HQI]GMMA\b|\bBGMMA\b",
+    "mma": r"\b[HQID]MMA\b",
+    "tma": r"\bUTMA\w+\b",
+    "cp.async": r"\bLDGSTS\b",
+    "ffma": r"\bFFMA\b",
+}
+
+
+def resources(compiled: Any) -> Resources:
+    """Shared memory, registers, local-memory accesses and instruction kinds, read from a compiled kernel's machine code."""
+    sass = disassemble(compiled.asm["cubin"])
+    registers = re.search(r"REG:(\d+)", sass)
+    found = tuple(kind for kind, pattern in _INSTRUCTIONS.items() if re.search(pattern, sass))
+    return Resources(
+        shared_bytes=compiled.metadata.shared,
+        registers=int(registers.group(1)) if registers else 0,
+        spills=len(re.findall(r"\b(?:STL|LDL)\b", sass)),
+        instructions=found,
+    )
+
+
+def disassemble(cubin: bytes) -> str:
+    """SASS and resource usage, through the cuobjdump that ships with triton."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin", delete=False) as file:
+        file.write(cubin)
+    try:
+        command = [str(tool) if tool.exists() else "cuobjdump", "-res-usage", "-sass", file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    finally:
+        os.unlink(file.name)

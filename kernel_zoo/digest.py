@@ -1,0 +1,51 @@
+"""The identity of a kernel: a hash of its source and of every device function it reaches.
+
+Comments, docstrings and formatting are left out (the syntax tree is hashed), so that a table row survives an edit that cannot change
+what runs. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+
+def digest(functions: Iterable[Any]) -> str:
+    """Twelve hexadecimal digits over the transitive closure of jitted functions (objects with `.fn`) or plain functions."""
+    trees: dict[str, str] = {}
+    queue = [function for function in functions if function is not None]
+    while queue:
+        plain = getattr(queue[-1], "fn", queue[-1])
+        queue.pop()
+        name = f"{getattr(plain, '__module__', '')}.{getattr(plain, '__qualname__', repr(plain))}"
+        if name in trees:
+            continue
+        tree = _tree(plain)
+        trees[name] = ast.dump(tree) if tree is not None else name
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} if tree is not None else set()
+        reachable = getattr(plain, "__globals__", {})
+        queue.extend(reachable[name] for name in sorted(names) if _is_own_device_function(reachable.get(name)))
+    text = "\n".join(f"{name}: {trees[name]}" for name in sorted(trees))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _is_own_device_function(value: Any) -> bool:
+    return callable(getattr(value, "fn", None)) and not getattr(value.fn, "__module__", "").startswith("triton.")
+
+
+def _tree(function: Any) -> ast.Module | None:
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return None
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+            if node.body and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
+                node.body = node.body[1:] or [ast.Pass()]
+    return tree

@@ -1,0 +1,180 @@
+"""split_k: K divided over several programs per tile, partial tiles summed by a second launch.
+
+Where M x N gives fewer tiles than the GPU has SMs and K is long, splitting K is the only parallelism left (cuBLAS's split-K with a
+separate reduction). Each program takes a contiguous, evenly cut range of k blocks; the split points depend on K, block_k and split_k
+alone. Knobs: tma (operands through descriptors), swap (compute out.T = b.T @ a.T, for a narrow M).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernel_zoo.kernels import _common as common
+from kernel_zoo.kernels import _reduce
+from kernel_zoo.kernels._device import descriptor_product, pointer_product, tile_order
+from kernel_zoo.kernels._reduce import reduce_kernel
+from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv, next_pow2
+from kernel_zoo.triton_compat import tl, triton
+
+MAX_SPLIT = 64  # the reduction unrolls its sum
+
+
+@triton.jit
+def split_k_kernel(
+    A, B, WS, M, N, K, BATCH,
+    stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    TMA: tl.constexpr, A_BATCHED: tl.constexpr, B_BATCHED: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """One tile's partial sum over one range of K, into WS laid out as (splits, BATCH, M, N); splits lie on grid dimension 1."""
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    per_matrix = tiles_m * tiles_n
+    index = tl.program_id(0)
+    split = tl.program_id(1)
+    batch = index // per_matrix
+    tile_m, tile_n = tile_order(index % per_matrix, tiles_m, tiles_n, GROUP_M)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    k_blocks = tl.cdiv(K, BLOCK_K)
+    first_block = split * k_blocks // tl.num_programs(1)
+    last_block = (split + 1) * k_blocks // tl.num_programs(1)
+    wide_batch = batch.to(tl.int64)
+    if TMA:
+        acc = descriptor_product(
+            A, B, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, first_block, last_block, BLOCK_M, BLOCK_N, BLOCK_K,
+            A_BATCHED, B_BATCHED, A_TRANSPOSED, B_TRANSPOSED, PRECISION,
+        )  # fmt: skip
+    else:
+        acc = pointer_product(
+            A + wide_batch * stride_ab, B + wide_batch * stride_bb, rows, cols, M, N, K, first_block, last_block,
+            stride_am, stride_ak, stride_bk, stride_bn,
+            BLOCK_M, BLOCK_N, BLOCK_K, EVEN_M, EVEN_N, EVEN_K, PRECISION, WIDE,
+        )  # fmt: skip
+    part = WS + (split * BATCH + wide_batch) * M * N
+    pointers = part + rows.to(tl.int64)[:, None] * N + cols[None, :]
+    if EVEN_M and EVEN_N:
+        tl.store(pointers, acc)
+    else:
+        tl.store(pointers, acc, mask=(rows < M)[:, None] & (cols < N)[None, :])
+
+
+def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
+    """The zoo's float types, and something to multiply."""
+    return common.first((common.supports_float(problem, arch), common.needs_product(problem)))
+
+
+def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
+    """Every split has at least one k block; descriptors only where they can be laid."""
+    splits = range(2, min(MAX_SPLIT, cdiv(problem.k, tile.block_k)) + 1)
+    if tile.split_k not in splits:
+        return Refusal("tile", f"split_k is {tile.split_k} for {cdiv(problem.k, tile.block_k)} k blocks", f"2 to {splits.stop - 1}")
+    descriptors = (
+        (
+            common.refuses_ieee_tma(problem),
+            common.tma_operand("a", problem.a, arch),
+            common.tma_operand("b", problem.b, arch),
+            common.tma_box(problem, tile),
+        )
+        if tile.knob("tma")
+        else ()
+    )
+    return common.first(
+        (
+            common.mma_tile(problem, tile),
+            common.register_limit(tile),
+            common.shared_memory_limit(problem, tile, arch),
+            *descriptors,
+        )
+    )
+
+
+def splits_for(problem: GemmProblem, tile: TileConfig, arch: Arch) -> list[int]:
+    """Split counts of two k blocks or more that put half a wave to four waves of programs on the device, or come close to it."""
+    tiles_total = cdiv(problem.m, tile.block_m) * cdiv(problem.n, tile.block_n) * problem.batch
+    k_blocks = cdiv(problem.k, tile.block_k)
+    counts = [s for s in (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64) if 2 * s <= k_blocks and s * tiles_total <= 4 * arch.sm_count]
+    least = min(arch.sm_count // 2, (counts[-1] * tiles_total) // 4) if counts else 0
+    return [s for s in counts if s * tiles_total >= least]
+
+
+def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
+    """Tiles that leave SMs idle by themselves, times the split counts that fill them."""
+    tma = supports(problem, arch) is None and common.tma_operand("a", problem.a, arch) is None
+    tma = tma and common.tma_operand("b", problem.b, arch) is None and common.refuses_ieee_tma(problem) is None
+    bases = _tma_tiles(problem) if tma else common.pointer_tiles(problem)
+    found = []
+    for base in bases:
+        oriented = replace(base, block_m=base.block_n, block_n=base.block_m) if base.knob("swap") else base
+        found += [replace(base, split_k=split) for split in splits_for(problem, oriented, arch)]
+    return found
+
+
+def _tma_tiles(problem: GemmProblem) -> list[TileConfig]:
+    swap = (("swap", 1), ("tma", 1)) if problem.m < problem.n else (("tma", 1),)
+    if problem.dtype == "fp32":
+        return [replace(tile, knobs=(("tma", 1),)) for tile in common.tiles((64, 64, 32, 4, 4), (64, 128, 32, 4, 4), (128, 128, 32, 3, 8))]
+    narrow = min(problem.m, problem.n)
+    if narrow <= 64:
+        side = max(16, next_pow2(narrow))
+        rows = [(64, side, 128, 6, 4), (64, side, 128, 4, 4), (64, side, 64, 6, 4), (64, side, 256, 3, 4), (128, side, 64, 6, 4)]
+        return [replace(tile, group_m=1, knobs=swap) for tile in common.tiles(*rows)]
+    rows = [
+        (64, 32, 128, 5, 4), (64, 64, 128, 4, 4), (64, 64, 64, 6, 4), (64, 128, 64, 4, 4), (64, 128, 128, 3, 4), (128, 64, 64, 4, 4),
+        (128, 128, 64, 4, 8), (64, 256, 64, 4, 4),
+    ]  # fmt: skip
+    return [replace(tile, knobs=(("tma", 1),)) for tile in common.tiles(*rows)]
+
+
+def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
+    """Partial tiles, then their reduction."""
+    view = call.swapped() if tile.knob("swap") else call
+    tma = bool(tile.knob("tma"))
+    a = common.descriptor(view.a, tile.block_m, tile.block_k, view.batch) if tma else view.a
+    b = common.descriptor(view.b, tile.block_k, tile.block_n, view.batch) if tma else view.b
+    partial = KernelCall(
+        split_k_kernel,
+        (cdiv(view.m, tile.block_m) * cdiv(view.n, tile.block_n) * view.batch, tile.split_k),
+        (
+            a,
+            b,
+            _reduce.workspace(view, tile.split_k),
+            view.m,
+            view.n,
+            view.k,
+            view.batch,
+            *((0, 0, 0) if tma else (view.a.batch_stride, *view.a.strides)),
+            *((0, 0, 0) if tma else (view.b.batch_stride, *view.b.strides)),
+        ),
+        {
+            **common.blocks(tile),
+            "GROUP_M": tile.group_m,
+            **common.even(view, tile),
+            **common.precision(view),
+            "WIDE": view.wide,
+            "TMA": tma,
+            **common.descriptor_constants(view),
+        },
+        tile.num_warps,
+        tile.num_stages,
+    )
+    return Recipe((partial, _reduce.reduction(view, tile.split_k)), _reduce.workspace_bytes(view, tile.split_k))
+
+
+def reduction(problem: GemmProblem, tile: TileConfig) -> str:
+    """Ranges of K summed apart, then in order."""
+    return f"split {tile.split_k} {common.instruction_family(problem, tile)}"
+
+
+VARIANT = Variant(
+    name="split_k",
+    summary="K divided over programs, partial tiles summed in order by a second kernel; few tiles, long K",
+    supports=supports,
+    space=space,
+    fits=fits,
+    recipe=recipe,
+    reduction=reduction,
+    kernels=(split_k_kernel, reduce_kernel),
+)

@@ -1,0 +1,187 @@
+"""Is a variant right? Every case that is apt to break a GEMM kernel, on poisoned outputs inside guard bands, against float64.
+
+On a GPU the kernels run as they are, over every tile; on a CPU through the interpreter, over the smallest tiles, in a few seconds.
+A variant found wrong is quarantined: nothing picks it until a check passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kernel_zoo.spec import Arch, GemmProblem, Refusal, TileConfig, Variant
+from minblas import log, quarantine
+from minblas.check_cases import Case, cases
+from minblas.errors import UnknownVariantError, suggestion
+
+if TYPE_CHECKING:
+    import torch
+
+_SHOWN: Final = 5
+_CPU_TILES: Final = 3
+_CPU_SECONDS: Final = 60.0  # far above what a check takes; a kernel that never ends its cases is stopped between two of them
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What a check found.
+
+    Attributes:
+        right, refused, wrong: counts of cases.
+        failures: the first wrong cases, in words.
+        refusals: how many cases were refused by each reason.
+        skipped: cases left out because time was up.
+        quarantined: nothing will pick the variant.
+    """
+
+    variant: str
+    device: str
+    right: int
+    refused: int
+    wrong: int
+    seconds: float
+    failures: tuple[str, ...] = ()
+    refusals: dict[str, int] = field(default_factory=dict)
+    skipped: int = 0
+    quarantined: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Something was right and nothing wrong."""
+        return self.right > 0 and self.wrong == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        how = "CPU, through the interpreter" if self.device == "cpu" else self.device
+        skipped = f", {self.skipped} left out" if self.skipped else ""
+        lines = [f"{self.variant} ({how}): {self.right} right, {self.refused} refused, {self.wrong} wrong{skipped} in {self.seconds:.1f} s"]
+        lines += [f"  wrong: {failure}" for failure in self.failures]
+        if self.wrong > len(self.failures):
+            lines.append(f"  wrong: {self.wrong - len(self.failures)} more")
+        lines += [f"  refused {count}: {sentence}" for sentence, count in self.refusals.items()]
+        if self.quarantined:
+            lines.append("  quarantined: nothing picks it until a check passes")
+        elif not self.right and not self.wrong:
+            lines.append("  nothing was checked: it refuses every case")
+        return "\n".join(lines)
+
+
+def check(name: str | Variant, device: torch.device | str | None = None, *, quick: bool = False) -> CheckReport:
+    """Verify a variant in every dtype, layout and epilogue it takes, and quarantine it where it is wrong.
+
+    Args:
+        name: a variant's name.
+        device: where; the GPU where there is one, else the CPU.
+        quick: the handful of cases that break most kernels.
+
+    Raises:
+        UnknownVariantError: no variant has that name.
+    """
+    import torch
+
+    from minblas.device import arch_of
+
+    variant = _find(name) if isinstance(name, str) else name
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    report = run_cases(variant, arch_of(place), place, cases(variant, arch_of(place), quick=quick))
+    if report.wrong:
+        quarantine.suspend(variant, f"a check on {report.device} found {report.wrong} wrong results, first: {report.failures[0]}")
+    elif report.right and not quick:
+        quarantine.reinstate(variant.name)
+    log.get("register").info("%s", report)
+    return report
+
+
+def _find(name: str) -> Variant:
+    from minblas import dispatch
+
+    known = {variant.name: variant for variant in dispatch.registry()}
+    if name not in known:
+        raise UnknownVariantError(f"variant {name!r} is not known", "", suggestion(name, known))
+    return quarantine.original(known[name])
+
+
+def run_cases(variant: Variant, arch: Arch, device: torch.device, todo: list[Case]) -> CheckReport:
+    """Run the cases; changes no state."""
+    began = time.perf_counter()
+    right = 0
+    failures: list[str] = []
+    refusals: Counter[str] = Counter()
+    skipped = 0
+    for index, case in enumerate(todo):
+        if device.type == "cpu" and time.perf_counter() - began > _CPU_SECONDS:
+            skipped = len(todo) - index
+            break
+        for tile in _tiles(variant, case.problem, arch, device, index):
+            outcome = tile if isinstance(tile, Refusal) else _outcome(variant, case, tile, arch, device)
+            if isinstance(outcome, Refusal):
+                refusals[outcome.sentence if outcome.rule != "tile" else "no declared tile fits"] += 1
+            elif outcome:
+                failures.append(outcome)
+            else:
+                right += 1
+    return CheckReport(
+        variant.name,
+        device.type,
+        right,
+        sum(refusals.values()),
+        len(failures),
+        time.perf_counter() - began,
+        tuple(failures[:_SHOWN]),
+        dict(refusals.most_common()),
+        skipped,
+        bool(failures),
+    )
+
+
+def _tiles(variant: Variant, problem: GemmProblem, arch: Arch, device: torch.device, index: int) -> Iterator[TileConfig | Refusal | None]:
+    """The tiles to run a case with: one, in turn, so that the cases together meet all of them. Or why there is none."""
+    if device.type == "cpu" and not variant.interpretable:
+        yield Refusal("device", "the device is a CPU", "a GPU: this variant cannot be interpreted")
+        return
+    refusal = variant.refusal(problem, arch)
+    if refusal is not None or variant.recipe is None:
+        yield refusal
+        return
+    tried = [(tile, variant.refusal(problem, arch, tile)) for tile in variant.space(problem, arch)]
+    legal = [tile for tile, why in tried if why is None]
+    if not legal:
+        yield tried[0][1] if tried else Refusal("tile", "there is no candidate tile", "at least one")
+        return
+    if device.type == "cpu":
+        legal = _small(legal)
+    yield legal[index % len(legal)]
+
+
+def _small(tiles: list[TileConfig]) -> list[TileConfig]:
+    """The smallest tiles that differ in what an interpreter can see."""
+    distinct: dict[tuple[object, ...], TileConfig] = {}
+    for tile in sorted(tiles, key=lambda tile: tile.block_m * tile.block_n * tile.block_k):
+        distinct.setdefault((tile.block_m, tile.block_n, tile.block_k, tile.split_k, tile.knobs), tile)
+    return list(distinct.values())[:_CPU_TILES]
+
+
+def _outcome(variant: Variant, case: Case, tile: TileConfig | None, arch: Arch, device: torch.device) -> str:
+    """What is wrong with the variant on this case, in words; empty where nothing is."""
+    from kernel_zoo.reference import make_slots, verify
+    from minblas import launch
+
+    alpha, beta = case.scalars
+    try:
+        slots = make_slots(case.problem, device, seed=17, fill=case.fill)
+        launch.prepare(variant, case.problem, tile, arch, device)(slots, alpha, beta)
+        verdict = verify(case.problem, slots, alpha, beta)
+    except Exception as error:  # whatever a kernel, a recipe or a launcher raises is a finding about it
+        fault = f"{type(error).__name__}: {error}"
+    else:
+        if verdict.ok:
+            return ""
+        fault = verdict.message
+    with_tile = f", tile {tile.describe()}" if tile is not None else ""
+    return f"{case.intent}: {case.problem.describe()}{with_tile}: {fault}"

@@ -1,0 +1,85 @@
+"""A process that compiles kernels for another one and leaves the binaries in Triton's disk cache.
+
+Run by path, not as part of the package, so that it imports triton and the kernels but not torch: it starts in a second and never
+touches a device. It reads pickled frames from standard input: first the parent's sys.path, then jobs; each job is answered by
+(status, message) with status "ok", "failed" or "unknown" (the kernel cannot be found here: the parent must compile it itself).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+#: (module, qualified name, signature, constants, divisors, num_warps, num_stages, compute capability)
+Job = tuple[str, str, tuple[str, ...], tuple[tuple[int, Any], ...], tuple[int, ...], int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a compilation ended."""
+
+    status: str
+    message: str = ""
+
+
+def find_kernel(module: str, qualname: str) -> Any:
+    """The jitted function of that name."""
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def compile_job(job: Job) -> tuple[str, str]:
+    """Compile one binary into the disk cache."""
+    from kernel_zoo.build import Specialisation, compile_binary
+
+    module, qualname, signature, constants, divisors, num_warps, num_stages, cc = job
+    try:
+        kernel = find_kernel(module, qualname)
+    except Exception as error:  # a user's module may fail to import in any way
+        return "unknown", f"{module}.{qualname}: {error!r}"
+    try:
+        compile_binary(Specialisation(kernel, signature, constants, divisors, num_warps, num_stages), cc)
+    except Exception as error:  # the compiler raises types of its own, MLIR's included
+        text = str(error) or repr(error)
+        return "failed", f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}"
+    return "ok", ""
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Answer jobs until the input ends."""
+    sys.path[:] = pickle.load(source)
+    import triton
+
+    import kernel_zoo.build  # noqa: F401  (fails here rather than at the first job)
+
+    _send(sink, ("ready", triton.__version__))
+    while True:
+        try:
+            payload: bytes = pickle.load(source)
+        except EOFError:
+            return
+        try:
+            job: Job = pickle.loads(payload)
+        except Exception as error:  # a constant of a type this process cannot import
+            answer = ("unknown", repr(error))
+        else:
+            answer = compile_job(job)
+        _send(sink, answer)
+
+
+def _send(sink: BinaryIO, answer: tuple[str, str]) -> None:
+    pickle.dump(answer, sink)
+    sink.flush()
+
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    channel = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a compiler prints must not end up among the answers
+    serve(sys.stdin.buffer, channel)

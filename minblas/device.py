@@ -1,0 +1,95 @@
+"""Devices: what the choice knows of the one a tensor lives on, and its current stream. Touches CUDA only when asked about a GPU."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from heuristics import archs
+from kernel_zoo.spec import Arch
+from minblas import settings
+from minblas.errors import SettingsError
+
+if TYPE_CHECKING:
+    import torch
+
+_FOUND: Final[dict[int, Arch]] = {}
+_LOCK: Final = threading.Lock()
+
+
+def named_arch(name: str) -> Arch:
+    """The device of that name ("h200", "sm_90").
+
+    Raises:
+        SettingsError: it is not known.
+    """
+    try:
+        return archs.get_arch(name)
+    except ValueError as error:
+        raise SettingsError(f"arch is {name!r}", "a device the project knows", str(error)) from None
+
+
+def arch_of(device: torch.device) -> Arch:
+    """The device as the choice sees it: a GPU's own figures, or, for the CPU, the device that options(arch=...) names."""
+    if device.type != "cuda":
+        return named_arch(settings.current().arch)
+    index = device.index
+    if index is None:
+        import torch
+
+        index = torch.cuda.current_device()
+    found = _FOUND.get(index)
+    if found is None:
+        with _LOCK:
+            found = _FOUND[index] = _FOUND.get(index) or _measure(index)
+    return found
+
+
+def _measure(index: int) -> Arch:
+    """A GPU's figures from its driver, with the rates and bandwidth of the listed device most like it."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    name = archs.device_name(properties.name)
+    listed = archs.ARCHS.get(name) or archs.closest(capability, properties.multi_processor_count)
+    sms = properties.multi_processor_count
+    if name == listed.name and sms != listed.sm_count:
+        name = f"{name}-{sms}sm"  # a slice of a GPU, or another cut of the chip: its measurements are its own
+    share = sms / listed.sm_count
+    driver = "the driver's device properties"
+    figures = {
+        "capability": capability,
+        "sm_count": sms,
+        "smem_per_block": getattr(properties, "shared_memory_per_block_optin", listed.smem_per_block),
+        "smem_per_sm": getattr(properties, "shared_memory_per_multiprocessor", listed.smem_per_sm),
+        "registers_per_sm": getattr(properties, "regs_per_multiprocessor", listed.registers_per_sm),
+        "threads_per_sm": getattr(properties, "max_threads_per_multi_processor", listed.threads_per_sm),
+        "l2_bytes": getattr(properties, "L2_cache_size", listed.l2_bytes),
+    }
+    rates = listed.tflops if share == 1 else {dtype: rate * share for dtype, rate in listed.tflops.items()}
+    sources = {**listed.sources, **dict.fromkeys(figures, driver)}
+    return replace(listed, name=name, tflops=rates, sources=sources, **figures)
+
+
+def stream(device: torch.device) -> int:
+    """The raw handle of the device's current stream; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    import torch
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(torch._C._cuda_getCurrentRawStream(index))
+
+
+def precision_setting(device_type: str) -> str:
+    """How torch's own settings let fp32 products be formed on a kind of device: "ieee" or "tf32".
+
+    The getter resolves both of torch's interfaces and never raises; the older properties raise once the newer ones were set. A CPU's
+    "bf16" is read as TF32: it is the nearest that the kernels offer.
+    """
+    import torch
+
+    chosen = torch._C._get_fp32_precision_getter("cuda" if device_type == "cuda" else "mkldnn", "matmul")
+    return "tf32" if chosen in ("tf32", "bf16") else "ieee"

@@ -1,0 +1,144 @@
+"""The tuner's journal: one JSON line per finished shape, written the moment it is finished.
+
+A tune that is stopped, killed or crashed loses the shape it was at and nothing else: the next one reads the journal, skips what is
+done, and keeps away from a candidate that took the device down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
+
+VERSION: Final = 1
+_SAME: Final = ("gpu", "triton", "torch")  # times taken under other values of these are not comparable
+
+
+class JournalError(ValueError):
+    """A journal that this tune cannot continue."""
+
+
+def problem_to_dict(problem: GemmProblem) -> dict[str, Any]:
+    """The problem as JSON-ready data."""
+    return asdict(problem)
+
+
+def problem_from_dict(data: Mapping[str, Any]) -> GemmProblem:
+    """The inverse of `problem_to_dict`."""
+    fields = dict(data)
+    epilogue = dict(fields.pop("epilogue"))
+    parts: dict[str, Any] = {name: _operand(fields.pop(name)) for name in ("a", "b", "out")}
+    epilogue |= {name: _operand(epilogue[name]) if epilogue[name] else None for name in ("c", "bias")}
+    return GemmProblem(**fields, **parts, epilogue=Epilogue(**epilogue))
+
+
+def _operand(data: Mapping[str, Any]) -> Operand:
+    return Operand(**{**data, "strides": tuple(data["strides"])})
+
+
+def tile_to_dict(tile: TileConfig | None) -> dict[str, Any] | None:
+    """The tile as JSON-ready data."""
+    return asdict(tile) if tile is not None else None
+
+
+def tile_from_dict(data: Mapping[str, Any] | None) -> TileConfig | None:
+    """The inverse of `tile_to_dict`."""
+    if data is None:
+        return None
+    return TileConfig(**{**data, "knobs": tuple((name, value) for name, value in data["knobs"])})
+
+
+def identity(problem: GemmProblem) -> str:
+    """Equal for equal problems, whatever process wrote it."""
+    return json.dumps(problem_to_dict(problem), sort_keys=True, separators=(",", ":"))
+
+
+class Journal:
+    """An append-only file of JSON lines that starts with the environment it was taken in.
+
+    Attributes:
+        path: the file.
+        done: the rows of finished shapes found in it, by problem identity.
+        faults: (problem identity, variant, tile description) of candidates after which the device was lost.
+
+    Raises:
+        JournalError: the file is no journal, or was taken on another GPU or with another torch or triton.
+    """
+
+    def __init__(self, path: Path, environment: Mapping[str, Any]) -> None:
+        self.path = path
+        self.done: dict[str, dict[str, Any]] = {}
+        self.faults: set[tuple[str, str, str]] = set()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = self._read(environment)
+        if path.exists() and whole < path.stat().st_size:
+            os.truncate(path, whole)  # half a line, left by a process that was killed
+        self._file = path.open("a", encoding="utf-8")
+        if whole == 0:
+            self.append({"kind": "header", "version": VERSION, "environment": dict(environment)})
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write a row; it is on disk when this returns."""
+        self._file.write(json.dumps(row, sort_keys=True) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _read(self, environment: Mapping[str, Any]) -> int:
+        """Take in the rows that are there; returns the length in bytes of its whole lines."""
+        length = 0
+        for number, (row, end) in enumerate(read_lines(self.path)):
+            if number == 0:
+                self._check(row, environment)
+            elif row.get("kind") == "shape":
+                self.done[_identity_of(row)] = row
+            elif row.get("kind") == "fault":
+                self.faults.add((_identity_of(row), row["variant"], row["tile"]))
+            length = end
+        return length
+
+    def _check(self, header: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        if header.get("kind") != "header" or header.get("version") != VERSION:
+            raise JournalError(f"{self.path} is not a tuning journal of version {VERSION}; give another path, or remove it")
+        then = header["environment"]
+        for name in _SAME:
+            if then.get(name) != environment.get(name):
+                given = f"{self.path} was taken with {name} {then.get(name)} and this machine has {environment.get(name)}"
+                raise JournalError(f"{given}; times of the two do not compare: give another path")
+
+
+def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The whole rows of a journal, each with the offset of its end. Stops at a line that was cut off.
+
+    Raises:
+        JournalError: the file does not begin as a journal does.
+    """
+    if not path.exists():
+        return
+    end = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            row = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            if end == 0 and line.endswith(b"\n"):
+                raise JournalError(f"{path} is not a tuning journal: its first line is not a JSON object")
+            return
+        end += len(line)
+        yield row, end
+
+
+def _identity_of(row: Mapping[str, Any]) -> str:
+    return identity(problem_from_dict(row["problem"]))
+
+
+__all__ = ["Journal", "JournalError", "identity", "problem_from_dict", "problem_to_dict", "read_lines", "tile_from_dict", "tile_to_dict"]

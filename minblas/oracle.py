@@ -1,0 +1,161 @@
+"""Is a candidate right on this problem? The reference is computed once per problem, each candidate only compared.
+
+Where the device can afford it, every element is held against float64. For larger products whole rows and columns are (first, last and
+random ones), and the rest against torch's product within twice the bound: two right results cannot differ by more.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from kernel_zoo.kernels.aten import launch as torch_product
+from kernel_zoo.matrices import TORCH_DTYPES, matrix
+from kernel_zoo.reference import PRODUCT_ERROR, Slots, error_bound, make_slots, poison, reference64
+from kernel_zoo.spec import Arch, Epilogue, GemmProblem, Operand
+
+_LINES: Final = 32  # rows, and columns, that are held against float64 in a large product
+_EXACT_US: Final = 20_000.0  # what a full float64 reference may cost
+_GUARDED_BYTES: Final = 1 << 30
+SCALARS: Final = {"0": 0.0, "1": 1.0, "x": 1.25}
+
+
+def exact_affordable(problem: GemmProblem, arch: Arch) -> bool:
+    """Whether float64 references of the whole product (it takes two products) are cheap on the device."""
+    rate = arch.tflops.get("fp64") or 0.5
+    return 2 * problem.flops / (rate * 1e6) <= _EXACT_US
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A part of OUT and what it may hold."""
+
+    rows: torch.Tensor | None
+    cols: torch.Tensor | None
+    expected: torch.Tensor
+    bound: torch.Tensor
+    against: str
+
+
+class Oracle:
+    """Fresh operands for one problem, and the verdict on what a kernel made of them.
+
+    Attributes:
+        slots: the operands; OUT is poisoned before each trial.
+        alpha, beta: values of the problem's scalar classes.
+    """
+
+    def __init__(self, problem: GemmProblem, device: torch.device | str, *, exact: bool = True, seed: int | None = None) -> None:
+        self.problem = problem
+        self.alpha = SCALARS[problem.epilogue.alpha]
+        self.beta = {"0": 0.0, "1": 1.0, "x": 0.75}[problem.epilogue.beta]
+        self.slots = make_slots(problem, device, seed)
+        small = self.slots.buffer.numel() <= _GUARDED_BYTES
+        self._before = self.slots.buffer.clone() if small else None
+        self._checks = [self._whole()] if exact else [*self._lines(seed), self._torch()]
+
+    def reset(self) -> None:
+        """Poison OUT."""
+        poison(self.problem, self.slots)
+
+    def verdict(self) -> str:
+        """What is wrong with OUT, in words; empty where nothing is. Leaves OUT poisoned."""
+        out = matrix(self.slots["OUT"], self.problem.out, self.problem.batch)
+        faults = [fault for check in self._checks if (fault := _compare(out, check))]
+        self.reset()
+        if self._before is not None and not torch.equal(self.slots.buffer, self._before):
+            faults.append("memory outside the output was written")
+            self.slots.buffer.copy_(self._before)
+        return "; ".join(faults)
+
+    def _whole(self) -> _Check:
+        expected = reference64(self.problem, self.slots, self.alpha, self.beta)
+        return _Check(None, None, expected, error_bound(self.problem, self.slots, self.alpha, self.beta, expected), "float64")
+
+    def _lines(self, seed: int | None) -> list[_Check]:
+        """Rows and columns in float64: the oracle's own formulas on a problem that has only those."""
+        problem, chooser = self.problem, random.Random(seed)
+        device = self.slots["OUT"].device
+        rows = torch.tensor(_choose(problem.m, chooser), device=device)
+        cols = torch.tensor(_choose(problem.n, chooser), device=device)
+        checks = []
+        for r, c in ((rows, None), (None, cols)):
+            part, slots = self._part(r, c)
+            expected = reference64(part, slots, self.alpha, self.beta)
+            checks.append(_Check(r, c, expected, error_bound(part, slots, self.alpha, self.beta, expected), "float64"))
+        return checks
+
+    def _part(self, rows: torch.Tensor | None, cols: torch.Tensor | None) -> tuple[GemmProblem, dict[str, torch.Tensor]]:
+        """The problem restricted to some rows or columns of its output, over gathered copies."""
+        problem = self.problem
+        cut = {"A": (rows, None), "B": (None, cols), "C": (rows, cols), "BIAS": (rows, cols), "OUT": (rows, cols)}
+        operands: dict[str, Operand] = {}
+        slots: dict[str, torch.Tensor] = {}
+        for name, operand in problem.operands.items():
+            if cut[name] == (None, None) or (name in ("A", "B") and not problem.k):
+                operands[name], slots[name] = operand, self.slots[name]
+                continue
+            gathered = _take(matrix(self.slots[name], operand, problem.batch), *cut[name]).contiguous()
+            operands[name] = Operand.dense(operand.dtype, gathered.shape[1], gathered.shape[2], batch=problem.batch)
+            slots[name] = gathered
+        epilogue: Epilogue = replace(problem.epilogue, c=operands.get("C"), bias=operands.get("BIAS"))
+        out = operands["OUT"]
+        return replace(problem, m=out.rows, n=out.cols, a=operands["A"], b=operands["B"], out=out, epilogue=epilogue), slots
+
+    def _torch(self) -> _Check:
+        """Everything, against torch's own product."""
+        problem = self.problem
+        target = torch.empty_like(self.slots["OUT"])
+        torch_product(problem, {**self.slots, "OUT": target}, self.alpha, self.beta)
+        expected = matrix(target, problem.out, problem.batch)
+        magnitude = expected.float().abs() if problem.epilogue.bias is not None or problem.epilogue.c is not None else None
+        product = _magnitude(self.slots, problem) * abs(self.alpha)
+        unit = torch.finfo(TORCH_DTYPES[problem.acc_dtype]).eps / 2
+        bound = product * (4.04 * math.sqrt(problem.k + 16) * unit + 2 * PRODUCT_ERROR.get(problem.precision, 0.0))
+        if magnitude is not None:  # C and bias cannot be larger than result and product together
+            bound += (magnitude + product) * (32 * unit)
+        bound += expected.float().abs() * (2 * torch.finfo(TORCH_DTYPES[problem.out.dtype]).eps)
+        return _Check(None, None, expected, bound, "torch")
+
+
+def _magnitude(slots: Slots, problem: GemmProblem) -> torch.Tensor:
+    """|A| |B| in fp32, through bf16 (whose range is fp32's) where the inputs are narrow."""
+    a, b = (matrix(slots[name], problem.operands[name], problem.batch).abs() for name in ("A", "B"))
+    if a.element_size() <= 2 and a.is_cuda:
+        return torch.bmm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+def _choose(size: int, chooser: random.Random) -> list[int]:
+    """First, last and random lines."""
+    if size <= _LINES:
+        return list(range(size))
+    return sorted({0, size - 1, *chooser.sample(range(size), _LINES - 2)})
+
+
+def _take(whole: torch.Tensor, rows: torch.Tensor | None, cols: torch.Tensor | None) -> torch.Tensor:
+    if rows is not None:
+        whole = whole.index_select(1, rows)
+    return whole if cols is None else whole.index_select(2, cols)
+
+
+def _compare(out: torch.Tensor, check: _Check) -> str:
+    got = _take(out, check.rows, check.cols).to(check.expected.dtype)
+    error = (got - check.expected).abs()
+    right = (error <= check.bound) | (got == check.expected) | (got.isnan() & check.expected.isnan())
+    if bool(right.all()):
+        return ""
+    wrong = ~right
+    batch, row, col = (int(i) for i in wrong.nonzero()[0])
+    got_value, expected = float(got[batch, row, col]), float(check.expected[batch, row, col])
+    row = int(check.rows[row]) if check.rows is not None else row
+    col = int(check.cols[col]) if check.cols is not None else col
+    count = f"{int(wrong.sum())} of {wrong.numel()} elements differ from {check.against}"
+    return f"{count}, first at {(batch, row, col)}: {got_value:.6g} instead of {expected:.6g}"
+
+
+__all__ = ["SCALARS", "Oracle", "exact_affordable"]
