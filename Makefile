@@ -47,9 +47,9 @@ floors: $(READY)
 # Needs no GPU: every row of every packaged table is compiled for its own capability and its machine code inspected.
 gate: $(READY) $(READY36)
 	@echo '== compile gate on the pinned triton'
-	@$(RUN) -m kernel_zoo.gate
+	@$(RUN) -m bench table verify --compile
 	@echo '== compile gate on triton 3.6.0'
-	@PYTHONPATH=. $(VENV36)/bin/python -m kernel_zoo.gate
+	@PYTHONPATH=. $(VENV36)/bin/python -m bench table verify --compile
 
 # The torch that is installed, no venv, no build: compile in parallel first, then one process on the GPU.
 gpu-test:
@@ -87,5 +87,5 @@ $(READY36): Makefile constraints.txt
 	@echo '== setting up $(VENV36) with triton 3.6.0 for the compile gate: once; about a minute'
 	@test -x $(VENV36)/bin/python || $(PYTHON) -m venv $(VENV36)
 	@grep -v -e '^torch==' -e '^triton==' -e '^numpy==' constraints.txt > $(VENV36)/constraints.txt
-	@$(VENV36)/bin/pip install -q --disable-pip-version-check -c $(VENV36)/constraints.txt triton==3.6.0 'numpy<2.4' pydantic platformdirs filelock
+	@$(VENV36)/bin/pip install -q --disable-pip-version-check -c $(VENV36)/constraints.txt triton==3.6.0 'numpy<2.4' pydantic platformdirs filelock typer rich
 	@touch $@

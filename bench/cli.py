@@ -1,6 +1,6 @@
 """The command line: `minblas`, or `python -m bench` without an install.
 
-Heavy imports are made by the command that needs them, so that `minblas explain` starts without torch. Sizes are M N K, in that order.
+Sizes are M N K, in that order. Every command takes --json.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from kernel_zoo.spec import Arch, GemmProblem, Variant
 
+# Heavy imports are made by the command that needs them, so that `minblas explain` starts without torch.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=__doc__)
 table_app = typer.Typer(no_args_is_help=True, help="Tuned tables: show, diff, merge, verify.")
 app.add_typer(table_app, name="table")
@@ -96,7 +97,9 @@ def shipped() -> tuple[Variant, ...]:
 
 @app.command()
 def bench(
-    suite: Annotated[list[str] | None, typer.Option(help="A suite or a group (all-16bit, all-fp32, ...); may be given again.")] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="A suite or group (all-16bit, all-fp32, ...); may be given again.")
+    ] = None,
     shape_class: Annotated[list[str] | None, typer.Option("--class", help="Keep this class (large, gemv, split-K, ...).")] = None,
     dtype: Annotated[str | None, typer.Option(help="Keep this dtype (bf16, fp32, tf32, ...).")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many shapes, spread over the classes.")] = None,
@@ -362,7 +365,7 @@ def table_merge(
 @table_app.command("verify")
 def table_verify(
     names: Annotated[list[str] | None, typer.Argument(help="Files or devices; the packaged tables by default.")] = None,
-    compile_rows: Annotated[bool, typer.Option("--compile", help="Compile every row for its device and read the machine code.")] = False,
+    compile_rows: Annotated[bool, typer.Option("--compile", help="Compile every row for its device and read the binary.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Compile processes; one per CPU by default.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -7,43 +7,28 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
 
-def describe(device: Any = None) -> dict[str, Any]:
-    """GPU, driver, torch, triton, commit and date; the device's limits where it is a CUDA device."""
-    found: dict[str, Any] = {
-        "gpu": "none (CPU)",
-        "driver": driver(),
-        "torch": version("torch"),
-        "triton": version("triton"),
-        "minblas": version("minblas"),
-        "python": platform.python_version(),
-        "commit": commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    }
-    if device is not None and device.type == "cuda":
-        import torch
+def describe(device: torch.device) -> dict[str, Any]:
+    """GPU, driver, torch, triton, commit and date, and the limits of a CUDA device."""
+    from minblas.device import arch_of
+    from minblas.environment import environment
 
-        from minblas.device import arch_of
-
+    found = asdict(environment(device))
+    found |= {"minblas": version("minblas"), "commit": commit(), "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
+    if device.type == "cuda":
         arch = arch_of(device)
-        found |= {
-            "gpu": torch.cuda.get_device_name(device),
-            "arch": arch.name,
-            "capability": f"{arch.capability[0]}.{arch.capability[1]}",
-            "sm_count": arch.sm_count,
-            "cuda": torch.version.cuda,
-            "bandwidth_gbps": arch.bandwidth_gbps,
-            "peak_tflops_bf16": arch.tflops.get("bf16"),
-        }
+        found |= {"arch": arch.name, "bandwidth_gbps": arch.bandwidth_gbps, "peak_tflops_bf16": arch.tflops.get("bf16")}
     return found
 
 
@@ -62,15 +47,6 @@ def commit() -> str:
     head = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
     changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
     return head + ("+" if head and changed else "")
-
-
-def driver() -> str:
-    """The NVIDIA driver's version; empty without one."""
-    try:
-        first = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
-    except (OSError, IndexError):
-        return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
-    return next((word for word in first.split() if word[:1].isdigit() and "." in word), "")
 
 
 def _output(*command: str) -> str:
@@ -98,7 +74,7 @@ class Finding:
 def examine() -> list[Finding]:
     """What works on this machine, and what is missing with its remedy."""
     findings = [
-        Finding("python", sys.version_info >= (3, 11), platform.python_version(), "install Python 3.11 or newer"),
+        Finding("python", True, platform.python_version()),
         _package("torch", "needed to multiply tensors: pip install 'torch>=2.11'"),
         _package("triton", "needed to compile and interpret kernels: pip install triton (Linux only)"),
         _triton_minor(),
@@ -139,25 +115,22 @@ def _devices() -> list[Finding]:
         return []
     import torch
 
-    if not torch.cuda.is_available():
-        found = f"driver {driver()}" if driver() else "no NVIDIA driver"
-        remedy = (
-            "choosing, explaining, the interpreter and the compile gate work; to multiply fast, run on a machine with an NVIDIA GPU"
-        )
-        if driver() and torch.version.cuda is None:
-            remedy = "this torch is a CPU build: install the CUDA build of torch"
-        return [Finding("CUDA device", False, found, remedy)]
     from minblas.device import arch_of
+    from minblas.environment import driver_version
 
+    if not torch.cuda.is_available():
+        driver = driver_version()
+        remedy = "to multiply fast, use a machine with an NVIDIA GPU; choosing, the interpreter and the compile gate work here"
+        if driver and torch.version.cuda is None:
+            remedy = "this torch is a CPU build: install the CUDA build of torch"
+        return [Finding("CUDA device", False, f"driver {driver}" if driver else "no NVIDIA driver", remedy)]
     findings = []
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
         arch = arch_of(device)
         found = f"{torch.cuda.get_device_name(device)}, {arch.cc / 10}, {arch.sm_count} SMs, taken as {arch.name}"
-        new_enough = arch.capability >= (8, 0)
-        findings.append(
-            Finding(f"cuda:{index}", new_enough, found, "" if new_enough else "the kernels need compute capability 8.0 or newer")
-        )
+        old = arch.capability < (8, 0)
+        findings.append(Finding(f"cuda:{index}", not old, found, "the kernels need compute capability 8.0 or newer" if old else ""))
     return findings
 
 

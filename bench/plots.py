@@ -44,7 +44,7 @@ def draw(results: Sequence[ShapeResult], environment: Mapping[str, Any], folder:
 
 
 def _source(environment: Mapping[str, Any]) -> str:
-    parts = [str(environment.get(name, "")) for name in ("gpu", "torch", "triton", "commit", "date")]
+    parts = [str(environment.get(name, "")) for name in ("gpu_name", "torch", "triton", "commit", "date")]
     labels = ("", "torch ", "triton ", "commit ", "")
     return ", ".join(label + part for label, part in zip(labels, parts, strict=True) if part)
 

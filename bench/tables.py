@@ -91,7 +91,9 @@ def rows_table(table: HeuristicTable, limit: int) -> Table:
     from rich.table import Table
 
     environment = table.environment
-    title = f"{table.name}: {len(table.entries)} rows, {environment.gpu_name}, triton {environment.triton}, torch {environment.torch}"
+    title = (
+        f"{table.name}: {len(table.entries)} rows, {environment.gpu_name}, triton {environment.triton}, torch {environment.torch}"
+    )
     shown = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("problem", "variant", "tile"):
         shown.add_column(heading)

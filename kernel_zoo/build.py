@@ -1,6 +1,7 @@
 """From a launch as data to a binary: the one place where a recipe becomes a signature, attributes and compile options.
 
-The plan, the compile gate and the resource data all build through here, so what is gated is what is launched. Compiling needs no GPU.
+The plan, the compile gate and the resource data all build through here, so what is gated is what is launched. Compiling needs
+no GPU.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ class Specialisation:
 def specialise(call: KernelCall) -> Specialisation:
     """The specialisation a launch needs.
 
-    Integers equal to 1 or 0 become constants: a unit stride left as an argument would keep the compiler from vectorising, and a zero
+    Integers equal to 1 or 0 become constants: a unit stride left as an argument would hinder vectorising, and a zero
     one lets a broadcast fold away.
 
     Raises:
-        TypeError: the positional arguments and constants do not match the kernel's parameters.
+        TypeError: the arguments and constants do not match the kernel's parameters.
     """
     names = call.kernel.arg_names
     positional = len(call.args)

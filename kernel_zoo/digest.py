@@ -1,7 +1,7 @@
 """The identity of a kernel: a hash of its source and of every device function it reaches.
 
-Comments, docstrings and formatting are left out (the syntax tree is hashed), so that a table row survives an edit that cannot change
-what runs. Standard library only.
+Comments, docstrings and formatting are left out (the syntax tree is hashed), so that a table row survives an edit that cannot
+change what runs. Standard library only.
 """
 
 from __future__ import annotations

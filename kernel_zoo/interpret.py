@@ -1,9 +1,10 @@
 """Running a recipe on the CPU through triton's interpreter, whatever the process did with triton before.
 
-The interpreter executes a kernel's Python on numpy arrays. Three of its habits are worked around here rather than in the kernels:
-bf16 and fp8 arithmetic acts on raw bits, so such operands are widened to fp32 and the result is rounded to nearest even afterwards;
-library helpers (tl.sum, tl.cdiv, ...) cannot be called by an interpreted kernel unless triton was imported under TRITON_INTERPRET, so
-they are interpreted too; and none of it is thread-safe, so one lock is held. The only module of the zoo that uses torch.
+The interpreter executes a kernel's Python on numpy arrays. Three of its habits are worked around here rather than in the
+kernels: bf16 and fp8 arithmetic acts on raw bits, so such operands are widened to fp32 and the result is rounded to nearest
+even afterwards; library helpers (tl.sum, tl.cdiv, ...) cannot be called by an interpreted kernel unless triton was imported
+under TRITON_INTERPRET, so they are interpreted too; and none of it is thread-safe, so one lock is held. The only module of the
+zoo that uses torch.
 """
 
 from __future__ import annotations

@@ -93,10 +93,14 @@ def make_slots(
     for name, operand in problem.operands.items():
         slots[name] = _at(buffer, starts[name], operand, problem.batch)
         if name != "OUT":
-            _distinct(slots[name], operand, problem.batch).copy_(_values(name, operand, problem.batch, fill, generator, buffer.device))
+            _distinct(slots[name], operand, problem.batch).copy_(
+                _values(name, operand, problem.batch, fill, generator, buffer.device)
+            )
     poison(problem, slots)
     slots.buffer = buffer if guard else buffer[:0]
-    slots.inputs = {name: _checksum(slots[name], operand, problem.batch) for name, operand in problem.operands.items() if name != "OUT"}
+    slots.inputs = {
+        name: _checksum(slots[name], operand, problem.batch) for name, operand in problem.operands.items() if name != "OUT"
+    }
     return slots
 
 
@@ -104,7 +108,9 @@ def poison(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> None:
     """Overwrite OUT's elements with the pattern that `verify` reports as never written."""
     bits = _bits(matrix(slots["OUT"], problem.out, problem.batch))
     byte = GUARD_BYTE if slots["OUT"].is_floating_point() else _SENTINEL_BYTE
-    bits.copy_(torch.full((bits.element_size(),), byte, dtype=torch.uint8, device=bits.device).view(bits.dtype).expand(bits.shape[-1:]))
+    bits.copy_(
+        torch.full((bits.element_size(),), byte, dtype=torch.uint8, device=bits.device).view(bits.dtype).expand(bits.shape[-1:])
+    )
 
 
 def reference64(problem: GemmProblem, slots: Mapping[str, torch.Tensor], alpha: float = 1.0, beta: float = 0.0) -> torch.Tensor:
@@ -177,7 +183,9 @@ def _place(problem: GemmProblem) -> tuple[dict[str, int], int]:
     end = 0
     for name, operand in problem.operands.items():
         if operand.align < operand.itemsize and operand.align < VECTOR_BYTES:
-            raise ValueError(f"{name} has {operand.itemsize}-byte elements and an address aligned to {operand.align}: needs a multiple of its size")
+            raise ValueError(
+                f"{name} has {operand.itemsize}-byte elements and an address aligned to {operand.align}: needs a multiple of its size"
+            )
         starts[name] = _BAND_BYTES * (cdiv(end, _BAND_BYTES) + 1) + operand.align % VECTOR_BYTES
         end = starts[name] + (operand.last_offset(problem.batch) + 1) * operand.itemsize
     return starts, _BAND_BYTES * (cdiv(end, _BAND_BYTES) + 1)
@@ -195,7 +203,9 @@ def _distinct(tensor: torch.Tensor, operand: Operand, batch: int) -> torch.Tenso
     return whole.as_strided(sizes, whole.stride(), whole.storage_offset())
 
 
-def _values(name: str, operand: Operand, batch: int, fill: Fill, generator: torch.Generator | None, device: torch.device) -> torch.Tensor:
+def _values(
+    name: str, operand: Operand, batch: int, fill: Fill, generator: torch.Generator | None, device: torch.device
+) -> torch.Tensor:
     sizes = [1 if stride == 0 else size for size, stride in zip((batch, operand.rows, operand.cols), operand.strides, strict=True)]
     sizes = [min(size, full) for size, full in zip(sizes, (batch, operand.rows, operand.cols), strict=True)]
     dtype = TORCH_DTYPES[operand.dtype]
@@ -342,7 +352,9 @@ def _touched(problem: GemmProblem, slots: Slots) -> list[str]:
     allowed = torch.zeros_like(slots.buffer)
     for name, operand in problem.operands.items():
         start = slots[name].storage_offset() * operand.itemsize
-        _bits(_distinct(_at(allowed, start, operand, problem.batch), operand, problem.batch)).fill_(-1 if operand.itemsize > 1 else GUARD_BYTE)
+        _bits(_distinct(_at(allowed, start, operand, problem.batch), operand, problem.batch)).fill_(
+            -1 if operand.itemsize > 1 else GUARD_BYTE
+        )
     written = (allowed | slots.buffer) != GUARD_BYTE
     if bool(written.any()):
         first = int(written.nonzero()[0])
@@ -365,4 +377,15 @@ def _nearest_slot(problem: GemmProblem, slots: Slots, position: int) -> str:
     return best[1]
 
 
-__all__ = ["GUARD_BYTE", "PRODUCT_ERROR", "Fill", "Slots", "Verdict", "error_bound", "make_slots", "poison", "reference64", "verify"]
+__all__ = [
+    "GUARD_BYTE",
+    "PRODUCT_ERROR",
+    "Fill",
+    "Slots",
+    "Verdict",
+    "error_bound",
+    "make_slots",
+    "poison",
+    "reference64",
+    "verify",
+]

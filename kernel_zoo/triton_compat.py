@@ -26,7 +26,7 @@ except ImportError:  # pragma: no cover - exercised in a subprocess that hides t
             self.__name__ = fn.__name__
             self.arg_names = list(inspect.signature(fn).parameters)
 
-    triton = SimpleNamespace(jit=_Undecorated, __version__="absent")  # type: ignore[assignment]
-    tl = SimpleNamespace(constexpr=None)  # type: ignore[assignment]
+    triton = SimpleNamespace(jit=_Undecorated, __version__="absent")
+    tl = SimpleNamespace(constexpr=None)
 
 __all__ = ["HAVE_TRITON", "tl", "triton"]

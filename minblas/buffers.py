@@ -1,7 +1,7 @@
 """Buffer sets to rotate over while timing: random operands, many enough that no launch finds its own in L2.
 
-All sets are cut from one bank of random numbers per dtype, since filling a fresh buffer for every shape of a sweep would take longer
-than timing it.
+All sets are cut from one bank of random numbers per dtype: filling fresh buffers for every shape of a sweep would take longer than
+timing it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ DEFAULT_L2_BYTES: Final = 64 << 20
 _LINE: Final = 256  # operands start on their own cache lines, as those of an allocator do
 
 Slots = dict[str, "torch.Tensor"]
+
+
+def scalars(problem: GemmProblem) -> tuple[float, float]:
+    """Values of alpha and beta of the problem's classes; unequal ones, so that neither can stand for the other."""
+    epilogue = problem.epilogue
+    return {"0": 0.0, "1": 1.0, "x": 1.25}[epilogue.alpha], {"0": 0.0, "1": 1.0, "x": -0.75}[epilogue.beta]
 
 
 def footprint(operand: Operand, batch: int) -> int:
@@ -53,7 +59,8 @@ class Bank:
             bank, step = (name == "OUT", operand.dtype), footprint(operand, problem.batch)
             begin = needed.get(bank, 0)
             needed[bank] = begin + step * count
-            places.append((name, operand, bank, begin + operand.align % VECTOR_BYTES, step))  # an operand aligned to less is placed so
+            shift = operand.align % VECTOR_BYTES  # an operand known to be aligned to less is placed so
+            places.append((name, operand, bank, begin + shift, step))
         flats = {bank: self._flat(bank, nbytes + VECTOR_BYTES) for bank, nbytes in needed.items()}
         for name, operand, bank, begin, step in places:
             for i, slots in enumerate(cut):
@@ -98,4 +105,4 @@ def buffer_sets(problem: GemmProblem, device: torch.device | str, count: int | N
     return Bank(device).sets(problem, count)
 
 
-__all__ = ["Bank", "Slots", "buffer_sets", "count_sets", "footprint"]
+__all__ = ["Bank", "Slots", "buffer_sets", "count_sets", "footprint", "scalars"]

@@ -18,12 +18,12 @@ from kernel_zoo.spec import (
     Variant,
     default_out_dtype,
 )
+from minblas.buffers import scalars
 
 Fill = Literal["normal", "integers", "special", "large"]
 
 LAYOUTS: Final = ("nn", "nt", "tn", "tt", "sn", "ns")
 TYPES: Final = tuple((dtype, "") for dtype in ITEMSIZE if dtype != "fp32") + tuple(("fp32", precision) for precision in FP32_PRECISIONS)
-_VALUES: Final = {"0": 0.0, "1": 1.0, "x": 1.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,8 @@ class Case:
 
     @property
     def scalars(self) -> tuple[float, float]:
-        """Values of alpha and beta of the problem's classes; unequal ones cannot hide for one another."""
-        epilogue = self.problem.epilogue
-        return _VALUES[epilogue.alpha], {"0": 0.0, "1": 1.0, "x": -0.75}[epilogue.beta]
+        """Values of alpha and beta."""
+        return scalars(self.problem)
 
 
 @dataclass(frozen=True, slots=True)

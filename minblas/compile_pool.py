@@ -109,7 +109,11 @@ class _Worker:
 
     def __init__(self) -> None:
         script = str(Path(__file__).with_name("compile_worker.py"))
-        self._process = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([sys.executable, script], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._sink, self._source = self._process.stdin, self._process.stdout
         self._ready = False
 
     @property
@@ -119,18 +123,17 @@ class _Worker:
     def ask(self, payload: bytes) -> Answer:
         """Send a job and wait for its answer."""
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
         timer = threading.Timer(_TIMEOUT_S, process.kill)
         timer.start()
         try:
             if not self._ready:
-                pickle.dump(sys.path, process.stdin)
-                process.stdin.flush()
-                pickle.load(process.stdout)
+                pickle.dump(sys.path, self._sink)
+                self._sink.flush()
+                pickle.load(self._source)
                 self._ready = True
-            pickle.dump(payload, process.stdin)
-            process.stdin.flush()
-            return Answer(*pickle.load(process.stdout))
+            pickle.dump(payload, self._sink)
+            self._sink.flush()
+            return Answer(*pickle.load(self._source))
         except (EOFError, OSError, pickle.UnpicklingError):
             process.kill()
             code = process.wait()
@@ -142,11 +145,10 @@ class _Worker:
 
     def stop(self) -> None:
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
         process.kill()
         process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        self._sink.close()
+        self._source.close()
 
 
 __all__ = ["Answer", "CompilePool", "job_of"]

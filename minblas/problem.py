@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A valid call: the problem (None where the result is empty), the result, and what must be copied to make it so.
+    """A valid call: the problem (None where the result is empty or has no data), the result, and what must be copied to make it so.
 
     Attributes:
         copies: operands, by slot, to be copied densely at the given sizes, because no single batch stride reaches them.
@@ -97,7 +97,7 @@ def describe(request: Request) -> Described:
     addends = {name: operands.check_addend(name, t, inputs, result) for name, t in request.inputs.items() if name in ("c", "bias")}
     in_place = _check_out(request, shape) if request.out is not None else False
     dtype = TORCH_DTYPES[result]
-    if 0 in shape:
+    if 0 in shape or device.type == "meta" or any(map(operands.is_fake, everything.values())):
         return Described(None, shape, dtype, device, in_place=in_place)
     if request.alpha == "0":
         k = 0
@@ -176,11 +176,7 @@ def _lay(tensor: torch.Tensor, target: tuple[int, ...]) -> _Laid:
     batch_stride = _collapse(target[:-2], full[:-2])
     if batch_stride is None:
         return _Laid(None, VECTOR_BYTES)
-    # A size-1 dimension that is not broadcast keeps its stride: the layout is read off it.
-    row, col = (
-        strides[i] if len(sizes) >= -i and target[i] == 1 else full[i]
-        for i in (-2, -1)
-    )  # fmt: skip
+    row, col = full[-2:]
     return _Laid((batch_stride, row, col), pow2_divisor(tensor.data_ptr(), VECTOR_BYTES))
 
 

@@ -21,7 +21,7 @@ def tile_order(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 @triton.jit
 def round_to_tf32(x):
-    """fp32 rounded to TF32's 10-bit mantissa, to nearest with ties away from zero (cvt.rna); the tensor core itself would truncate."""
+    """fp32 rounded to TF32's 10-bit mantissa, to nearest, ties away from zero (cvt.rna); the tensor core would truncate."""
     bits = x.to(tl.int32, bitcast=True)
     rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return tl.where(x == x, rounded, x)

@@ -1,13 +1,14 @@
 """The second launch of every variant that splits K: sums the partial tiles in a fixed order and applies the whole epilogue once.
 
-Partial sums stay in the accumulator's type. The order is that of the splits, whatever finished first, so results repeat bit for bit.
+Partial sums stay in the accumulator's type. The order is that of the splits, whatever finished first, so results repeat bit for
+bit.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from kernel_zoo.kernels import _common as common
+from kernel_zoo.kernels import _args
 from kernel_zoo.kernels._device import finish, store_tile
 from kernel_zoo.spec import ITEMSIZE, GemmCall, KernelCall, Operand, View, cdiv, next_pow2
 from kernel_zoo.triton_compat import tl, triton
@@ -74,13 +75,13 @@ def reduction(call: GemmCall, split_k: int) -> KernelCall:
             call.batch * call.m * call.n,
             call.out.batch_stride,
             *call.out.strides,
-            *common.epilogue_args(call),
+            *_args.epilogue_args(call),
         ),
         {
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
             "SPLIT_K": split_k,
-            **common.epilogue_constants(call),
+            **_args.epilogue_constants(call),
             "WIDE": call.wide or call.m * call.n >= 2**31,
         },
         _WARPS,

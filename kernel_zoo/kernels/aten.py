@@ -1,7 +1,8 @@
 """aten: PyTorch's own product, the net under the zoo.
 
-It serves what no Triton variant supports (fp64, integers, fp8, complex) and counts as a fallback in every report. Its numbers keep the
-project's contract: alpha, beta, bias and the activation are applied in the accumulator's type and the result is rounded once.
+It serves what no Triton variant supports (fp64, integers, fp8, complex) and counts as a fallback in every report. Its numbers
+keep the project's contract: alpha, beta, bias and the activation are applied in the accumulator's type and the result is
+rounded once.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """gemv: a product with one to four rows (or columns), on CUDA cores.
 
-Such a call is a pass over the larger matrix: its time is that matrix's bytes over the memory bandwidth, and tensor cores would idle.
-Each program streams a block of columns with wide loads that do not stay in L2, keeps its sums in registers in fp32 and reduces them
-once at the end. Where the columns give too few programs, K is split and the shared reduction adds the parts. Of the two orientations
-the one whose narrow side is M is computed; the matrix may be contiguous along either dimension.
+Such a call is a pass over the larger matrix: its time is that matrix's bytes over the memory bandwidth, and tensor cores would
+idle. Each program streams a block of columns with wide loads that do not stay in L2, keeps its sums in registers in fp32 and
+reduces them once at the end. Where the columns give too few programs, K is split and the shared reduction adds the parts. Of
+the two orientations the one whose narrow side is M is computed; the matrix may be contiguous along either dimension.
 """
 
 from __future__ import annotations
 
-from kernel_zoo.kernels import _common as common
-from kernel_zoo.kernels import _reduce
+from kernel_zoo.kernels import _args, _reduce, _rules
 from kernel_zoo.kernels._device import finish, store_tile
 from kernel_zoo.kernels._reduce import reduce_kernel
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv
@@ -136,7 +135,7 @@ def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """One to four rows or columns in the zoo's float types."""
     if min(problem.m, problem.n) > MAX_ROWS:
         return Refusal("shape", f"m is {problem.m} and n is {problem.n}", f"one of them at most {MAX_ROWS}")
-    return common.first((common.supports_float(problem, arch), common.needs_product(problem)))
+    return _rules.first((_rules.supports_float(problem, arch), _rules.needs_product(problem)))
 
 
 def oriented(call: GemmCall) -> GemmCall:
@@ -162,6 +161,7 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
     """Blocks by the direction in which the matrix is contiguous, and split counts that give every SM a few programs."""
     matrix = problem.b if problem.m <= problem.n else problem.a.T
     wide = max(problem.m, problem.n)
+    blocks: tuple[tuple[int, int, int], ...]
     if matrix.layout == "t":
         blocks = ((2, 2048, 2), (2, 2048, 8), (4, 512, 2), (4, 1024, 2), (4, 1024, 4), (8, 512, 4), (1, 1024, 4), (16, 256, 4))
     else:
@@ -172,7 +172,9 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
         programs = cdiv(wide, block_n) * problem.batch
         splits = [1] if programs >= arch.sm_count or k_blocks < 4 else []
         splits += [s for s in (2, 4, 8, 16, 32, 64) if 2 * s <= k_blocks and arch.sm_count <= programs * s <= 16 * arch.sm_count]
-        found += [TileConfig(1, block_n, block_k, 1, split, warps, 1) for split in splits or [max(1, min(MAX_SPLIT, k_blocks // 2))]]
+        found += [
+            TileConfig(1, block_n, block_k, 1, split, warps, 1) for split in splits or [max(1, min(MAX_SPLIT, k_blocks // 2))]
+        ]
     return found
 
 
@@ -197,7 +199,7 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
             *view.b.strides,
             view.out.batch_stride,
             *view.out.strides,
-            *common.epilogue_args(view),
+            *_args.epilogue_args(view),
         ),
         {
             "ROWS": view.m,
@@ -207,7 +209,7 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
             "K_INNER": view.b.operand.layout == "t",
             "EVEN_N": view.n % tile.block_n == 0,
             "EVEN_K": view.k % tile.block_k == 0,
-            **common.epilogue_constants(view),
+            **_args.epilogue_constants(view),
             "WIDE": view.wide,
         },
         tile.num_warps,

@@ -7,7 +7,7 @@ grouped order as in `tiled`.
 
 from __future__ import annotations
 
-from kernel_zoo.kernels import _common as common
+from kernel_zoo.kernels import _args, _rules, _tiles
 from kernel_zoo.kernels._device import finish, pointer_product, store_tile, tile_order
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant, cdiv
 from kernel_zoo.triton_compat import tl, triton
@@ -49,28 +49,28 @@ def persistent_kernel(
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """The zoo's float types, and something to multiply."""
-    return common.first((common.supports_float(problem, arch), common.needs_product(problem)))
+    return _rules.first((_rules.supports_float(problem, arch), _rules.needs_product(problem)))
 
 
 def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     """One pass over K, within registers and shared memory."""
-    return common.one_pass(problem, tile, arch)
+    return _rules.one_pass(problem, tile, arch)
 
 
 def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
     """The pointer tiles of 64 x 64 and more; a smaller problem has no second tile to overlap with."""
-    return [tile for tile in common.pointer_tiles(problem) if min(tile.block_m, tile.block_n) >= 64]
+    return [tile for tile in _tiles.pointer_tiles(problem) if min(tile.block_m, tile.block_n) >= 64]
 
 
 def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
     """One launch of at most occupancy x SMs programs."""
     total = cdiv(call.m, tile.block_m) * cdiv(call.n, tile.block_n) * call.batch
-    programs = min(total, call.arch.sm_count * common.occupancy(call.a.operand.itemsize, tile, call.arch))
+    programs = min(total, call.arch.sm_count * _tiles.occupancy(call.a.operand.itemsize, tile, call.arch))
     return KernelCall(
         persistent_kernel,
         (programs,),
-        (*common.product_args(call), *common.epilogue_args(call)),
-        common.pointer_constants(call, tile),
+        (*_args.product_args(call), *_args.epilogue_args(call)),
+        _args.pointer_constants(call, tile),
         tile.num_warps,
         tile.num_stages,
     )
@@ -83,6 +83,6 @@ VARIANT = Variant(
     space=space,
     fits=fits,
     recipe=recipe,
-    reduction=common.sequential_reduction,
+    reduction=_tiles.sequential_reduction,
     kernels=(persistent_kernel,),
 )

@@ -1,16 +1,15 @@
 """split_k: K divided over several programs per tile, partial tiles summed by a second launch.
 
-Where M x N gives fewer tiles than the GPU has SMs and K is long, splitting K is the only parallelism left (cuBLAS's split-K with a
-separate reduction). Each program takes a contiguous, evenly cut range of k blocks; the split points depend on K, block_k and split_k
-alone. Knobs: tma (operands through descriptors), swap (compute out.T = b.T @ a.T, for a narrow M).
+Where M x N gives fewer tiles than the GPU has SMs and K is long, splitting K is the only parallelism left (cuBLAS's split-K
+with a separate reduction). Each program takes a contiguous, evenly cut range of k blocks; the split points depend on K, block_k
+and split_k alone. Knobs: tma (operands through descriptors), swap (compute out.T = b.T @ a.T, for a narrow M).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from kernel_zoo.kernels import _common as common
-from kernel_zoo.kernels import _reduce
+from kernel_zoo.kernels import _args, _reduce, _rules, _tiles
 from kernel_zoo.kernels._device import descriptor_product, pointer_product, tile_order
 from kernel_zoo.kernels._reduce import reduce_kernel
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv, next_pow2
@@ -63,7 +62,7 @@ def split_k_kernel(
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """The zoo's float types, and something to multiply."""
-    return common.first((common.supports_float(problem, arch), common.needs_product(problem)))
+    return _rules.first((_rules.supports_float(problem, arch), _rules.needs_product(problem)))
 
 
 def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
@@ -73,19 +72,19 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
         return Refusal("tile", f"split_k is {tile.split_k} for {cdiv(problem.k, tile.block_k)} k blocks", f"2 to {splits.stop - 1}")
     descriptors = (
         (
-            common.refuses_ieee_tma(problem),
-            common.tma_operand("a", problem.a, arch),
-            common.tma_operand("b", problem.b, arch),
-            common.tma_box(problem, tile),
+            _rules.refuses_ieee_tma(problem),
+            _rules.tma_operand("a", problem.a, arch),
+            _rules.tma_operand("b", problem.b, arch),
+            _rules.tma_box(problem, tile),
         )
         if tile.knob("tma")
         else ()
     )
-    return common.first(
+    return _rules.first(
         (
-            common.mma_tile(problem, tile),
-            common.register_limit(tile),
-            common.shared_memory_limit(problem, tile, arch),
+            _rules.mma_tile(problem, tile),
+            _rules.register_limit(tile),
+            _rules.shared_memory_limit(problem, tile, arch),
             *descriptors,
         )
     )
@@ -95,16 +94,18 @@ def splits_for(problem: GemmProblem, tile: TileConfig, arch: Arch) -> list[int]:
     """Split counts of two k blocks or more that put half a wave to four waves of programs on the device, or come close to it."""
     tiles_total = cdiv(problem.m, tile.block_m) * cdiv(problem.n, tile.block_n) * problem.batch
     k_blocks = cdiv(problem.k, tile.block_k)
-    counts = [s for s in (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64) if 2 * s <= k_blocks and s * tiles_total <= 4 * arch.sm_count]
+    counts = [
+        s for s in (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64) if 2 * s <= k_blocks and s * tiles_total <= 4 * arch.sm_count
+    ]
     least = min(arch.sm_count // 2, (counts[-1] * tiles_total) // 4) if counts else 0
     return [s for s in counts if s * tiles_total >= least]
 
 
 def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
     """Tiles that leave SMs idle by themselves, times the split counts that fill them."""
-    tma = supports(problem, arch) is None and common.tma_operand("a", problem.a, arch) is None
-    tma = tma and common.tma_operand("b", problem.b, arch) is None and common.refuses_ieee_tma(problem) is None
-    bases = _tma_tiles(problem) if tma else common.pointer_tiles(problem)
+    tma = supports(problem, arch) is None and _rules.tma_operand("a", problem.a, arch) is None
+    tma = tma and _rules.tma_operand("b", problem.b, arch) is None and _rules.refuses_ieee_tma(problem) is None
+    bases = _tma_tiles(problem) if tma else _tiles.pointer_tiles(problem)
     found = []
     for base in bases:
         oriented = replace(base, block_m=base.block_n, block_n=base.block_m) if base.knob("swap") else base
@@ -115,25 +116,28 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
 def _tma_tiles(problem: GemmProblem) -> list[TileConfig]:
     swap = (("swap", 1), ("tma", 1)) if problem.m < problem.n else (("tma", 1),)
     if problem.dtype == "fp32":
-        return [replace(tile, knobs=(("tma", 1),)) for tile in common.tiles((64, 64, 32, 4, 4), (64, 128, 32, 4, 4), (128, 128, 32, 3, 8))]
+        return [
+            replace(tile, knobs=(("tma", 1),))
+            for tile in _tiles.tiles((64, 64, 32, 4, 4), (64, 128, 32, 4, 4), (128, 128, 32, 3, 8))
+        ]
     narrow = min(problem.m, problem.n)
     if narrow <= 64:
         side = max(16, next_pow2(narrow))
         rows = [(64, side, 128, 6, 4), (64, side, 128, 4, 4), (64, side, 64, 6, 4), (64, side, 256, 3, 4), (128, side, 64, 6, 4)]
-        return [replace(tile, group_m=1, knobs=swap) for tile in common.tiles(*rows)]
+        return [replace(tile, group_m=1, knobs=swap) for tile in _tiles.tiles(*rows)]
     rows = [
-        (64, 32, 128, 5, 4), (64, 64, 128, 4, 4), (64, 64, 64, 6, 4), (64, 128, 64, 4, 4), (64, 128, 128, 3, 4), (128, 64, 64, 4, 4),
-        (128, 128, 64, 4, 8), (64, 256, 64, 4, 4),
+        (64, 32, 128, 5, 4), (64, 64, 128, 4, 4), (64, 64, 64, 6, 4), (64, 128, 64, 4, 4), (64, 128, 128, 3, 4),
+        (128, 64, 64, 4, 4), (128, 128, 64, 4, 8), (64, 256, 64, 4, 4),
     ]  # fmt: skip
-    return [replace(tile, knobs=(("tma", 1),)) for tile in common.tiles(*rows)]
+    return [replace(tile, knobs=(("tma", 1),)) for tile in _tiles.tiles(*rows)]
 
 
 def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
     """Partial tiles, then their reduction."""
     view = call.swapped() if tile.knob("swap") else call
     tma = bool(tile.knob("tma"))
-    a = common.descriptor(view.a, tile.block_m, tile.block_k, view.batch) if tma else view.a
-    b = common.descriptor(view.b, tile.block_k, tile.block_n, view.batch) if tma else view.b
+    a = _args.descriptor(view.a, tile.block_m, tile.block_k, view.batch) if tma else view.a
+    b = _args.descriptor(view.b, tile.block_k, tile.block_n, view.batch) if tma else view.b
     partial = KernelCall(
         split_k_kernel,
         (cdiv(view.m, tile.block_m) * cdiv(view.n, tile.block_n) * view.batch, tile.split_k),
@@ -149,13 +153,13 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
             *((0, 0, 0) if tma else (view.b.batch_stride, *view.b.strides)),
         ),
         {
-            **common.blocks(tile),
+            **_args.blocks(tile),
             "GROUP_M": tile.group_m,
-            **common.even(view, tile),
-            **common.precision(view),
+            **_args.even(view, tile),
+            **_args.precision(view),
             "WIDE": view.wide,
             "TMA": tma,
-            **common.descriptor_constants(view),
+            **_args.descriptor_constants(view),
         },
         tile.num_warps,
         tile.num_stages,
@@ -165,7 +169,7 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
 
 def reduction(problem: GemmProblem, tile: TileConfig) -> str:
     """Ranges of K summed apart, then in order."""
-    return f"split {tile.split_k} {common.instruction_family(problem, tile)}"
+    return f"split {tile.split_k} {_tiles.instruction_family(problem, tile)}"
 
 
 VARIANT = Variant(

@@ -1,14 +1,14 @@
 """tiled: one program per output tile, operands read through pointers.
 
-The plain blocked GEMM of Triton's matmul tutorial and of every GEMM text, made complete: any strides (transposes live in the pointer
-arithmetic), any size, a main loop without masks along K and one masked tail where K is ragged, tiles walked in groups of GROUP_M
-rows so that a wave of programs shares its operands in L2. The batch lies on the other grid dimensions. It serves whatever the others
-refuse, the call with nothing to multiply (K = 0 or alpha = 0) included.
+The plain blocked GEMM of Triton's matmul tutorial and of every GEMM text, made complete: any strides (transposes live in the
+pointer arithmetic), any size, a main loop without masks along K and one masked tail where K is ragged, tiles walked in groups
+of GROUP_M rows so that a wave of programs shares its operands in L2. The batch lies on the other grid dimensions. It serves
+whatever the others refuse, the call with nothing to multiply (K = 0 or alpha = 0) included.
 """
 
 from __future__ import annotations
 
-from kernel_zoo.kernels import _common as common
+from kernel_zoo.kernels import _args, _rules, _tiles
 from kernel_zoo.kernels._device import finish, pointer_product, store_tile, tile_order
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant, cdiv
 from kernel_zoo.triton_compat import tl, triton
@@ -48,17 +48,17 @@ def tiled_kernel(
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """Everything in the float types the zoo knows."""
-    return common.supports_float(problem, arch)
+    return _rules.supports_float(problem, arch)
 
 
 def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     """One pass over K, within registers and shared memory."""
-    return common.one_pass(problem, tile, arch)
+    return _rules.one_pass(problem, tile, arch)
 
 
 def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
     """Tiles by input width: tensor-core tiles for 16-bit, smaller ones for fp32 on FMA units."""
-    return common.pointer_tiles(problem)
+    return _tiles.pointer_tiles(problem)
 
 
 def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
@@ -66,9 +66,9 @@ def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
     tiles = cdiv(call.m, tile.block_m) * cdiv(call.n, tile.block_n)
     return KernelCall(
         tiled_kernel,
-        (tiles, *common.batch_grid(call.batch)),
-        (*common.product_args(call), *common.epilogue_args(call)),
-        common.pointer_constants(call, tile),
+        (tiles, *_args.batch_grid(call.batch)),
+        (*_args.product_args(call), *_args.epilogue_args(call)),
+        _args.pointer_constants(call, tile),
         tile.num_warps,
         tile.num_stages,
     )
@@ -81,6 +81,6 @@ VARIANT = Variant(
     space=space,
     fits=fits,
     recipe=recipe,
-    reduction=common.sequential_reduction,
+    reduction=_tiles.sequential_reduction,
     kernels=(tiled_kernel,),
 )

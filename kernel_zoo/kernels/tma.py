@@ -1,10 +1,11 @@
 """tma: operands through tensor descriptors (Hopper's Tensor Memory Accelerator), one program per tile or resident programs.
 
-One thread asks for a whole tile and the copy engine does the addressing, the bounds and the swizzle, so nothing is masked: what lies
-outside a matrix reads as 0 and is not written. The output goes through a descriptor too where it can, in `subtile` pieces so that the
-staging buffer leaves room for another pipeline stage (Triton's persistent matmul tutorial and CUTLASS's epilogue tiles do the same);
-otherwise through pointers. Knobs: persistent (resident programs), subtile (pieces of the store), flatten (the loop over tiles and the
-loop over K become one pipelined loop), swap (compute out.T = b.T @ a.T, so that a narrow M becomes the instruction's N side).
+One thread asks for a whole tile and the copy engine does the addressing, the bounds and the swizzle, so nothing is masked: what
+lies outside a matrix reads as 0 and is not written. The output goes through a descriptor too where it can, in `subtile` pieces
+so that the staging buffer leaves room for another pipeline stage (Triton's persistent matmul tutorial and CUTLASS's epilogue
+tiles do the same); otherwise through pointers. Knobs: persistent (resident programs), subtile (pieces of the store), flatten
+(the loop over tiles and the loop over K become one pipelined loop), swap (compute out.T = b.T @ a.T, so that a narrow M becomes
+the instruction's N side).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from kernel_zoo.kernels import _common as common
+from kernel_zoo.kernels import _args, _rules, _tiles
 from kernel_zoo.kernels._device import descriptor_product, finish, store_tile, tile_order
 from kernel_zoo.spec import Arch, Argument, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant, cdiv, next_pow2
 from kernel_zoo.triton_compat import tl, triton
@@ -109,21 +110,21 @@ def tma_kernel(
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """A and B must be such that descriptors can be laid over them; the output need not be."""
-    return common.first(
+    return _rules.first(
         (
-            common.supports_float(problem, arch),
-            common.needs_product(problem),
-            common.refuses_ieee_tma(problem),
-            common.tma_operand("a", problem.a, arch),
-            common.tma_operand("b", problem.b, arch),
+            _rules.supports_float(problem, arch),
+            _rules.needs_product(problem),
+            _rules.refuses_ieee_tma(problem),
+            _rules.tma_operand("a", problem.a, arch),
+            _rules.tma_operand("b", problem.b, arch),
         )
     )
 
 
 def stores_through_tma(problem: GemmProblem, tile: TileConfig, arch: Arch) -> bool:
-    """The output goes through a descriptor where one can be laid over it and its rows are contiguous in the kernel's orientation."""
+    """The output goes through a descriptor where one fits it and its rows are contiguous in the kernel's orientation."""
     out = problem.out.T if tile.knob("swap") else problem.out
-    return out.layout == "n" and common.tma_operand("out", out, arch) is None
+    return out.layout == "n" and _rules.tma_operand("out", out, arch) is None
 
 
 def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
@@ -134,13 +135,13 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     if subtile not in (1, 2) or tile.block_n // subtile < 16:
         return Refusal("tile", f"subtile is {subtile} for block_n {tile.block_n}", "1 or 2, and pieces of at least 16 columns")
     staged = stores_through_tma(problem, tile, arch)
-    staging = tile.block_m * (tile.block_n // subtile) * common.out_itemsize(problem) if staged else 0
-    return common.first(
+    staging = tile.block_m * (tile.block_n // subtile) * problem.out.itemsize if staged else 0
+    return _rules.first(
         (
-            common.mma_tile(problem, tile),
-            common.tma_box(problem, tile),
-            common.register_limit(tile),
-            common.shared_memory_limit(problem, tile, arch, staging),
+            _rules.mma_tile(problem, tile),
+            _rules.tma_box(problem, tile),
+            _rules.register_limit(tile),
+            _rules.shared_memory_limit(problem, tile, arch, staging),
         )
     )
 
@@ -183,14 +184,14 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
         return _narrow_space(problem)
     found = []
     for row, pairs in _RESIDENT.items():
-        (tile,) = common.tiles(row)
+        (tile,) = _tiles.tiles(row)
         many = cdiv(problem.m, tile.block_m) * cdiv(problem.n, tile.block_n) >= _WIDE_GROUP_TILES
         groups = (8, 16) if many and tile.block_m * tile.block_n > 128 * 128 else (8,)
         for flatten, subtile in pairs:
             knobs = (("flatten", flatten), ("persistent", 1), ("subtile", subtile))
             found += [replace(tile, group_m=group, knobs=knobs) for group in groups]
     for row, subtile in _SINGLE.items():
-        (tile,) = common.tiles(row)
+        (tile,) = _tiles.tiles(row)
         found.append(replace(tile, knobs=(("subtile", subtile),)) if subtile > 1 else tile)
     return found
 
@@ -203,47 +204,54 @@ def _narrow_space(problem: GemmProblem) -> list[TileConfig]:
         (64, narrow, 128, 6, 4), (64, narrow, 128, 4, 4), (64, narrow, 256, 3, 4), (64, narrow, 64, 8, 4), (128, narrow, 128, 4, 4),
         (128, narrow, 64, 6, 4),
     ]  # fmt: skip
-    return [replace(tile, group_m=1, knobs=swap) for tile in common.tiles(*rows)]
+    return [replace(tile, group_m=1, knobs=swap) for tile in _tiles.tiles(*rows)]
 
 
 def _fp32_space() -> list[TileConfig]:
     """Tensor-core precisions: half as many elements in the same bytes."""
-    rows = ((64, 64, 32, 4, 4), (64, 128, 32, 4, 4), (128, 64, 32, 4, 4), (128, 128, 32, 3, 8), (128, 128, 16, 4, 8), (64, 64, 16, 4, 4))
-    return common.tiles(*rows)
+    rows = (
+        (64, 64, 32, 4, 4),
+        (64, 128, 32, 4, 4),
+        (128, 64, 32, 4, 4),
+        (128, 128, 32, 3, 8),
+        (128, 128, 16, 4, 8),
+        (64, 64, 16, 4, 4),
+    )
+    return _tiles.tiles(*rows)
 
 
 def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
     """One launch; resident programs where the tile says so."""
     view = call.swapped() if tile.knob("swap") else call
     subtile, persistent = tile.knob("subtile", 1), tile.knob("persistent")
-    out_tma = view.out.operand.layout == "n" and common.tma_operand("out", view.out.operand, call.arch) is None
-    out: Argument = common.descriptor(view.out, tile.block_m, tile.block_n // subtile, view.batch) if out_tma else view.out
+    out_tma = view.out.operand.layout == "n" and _rules.tma_operand("out", view.out.operand, call.arch) is None
+    out: Argument = _args.descriptor(view.out, tile.block_m, tile.block_n // subtile, view.batch) if out_tma else view.out
     total = cdiv(view.m, tile.block_m) * cdiv(view.n, tile.block_n) * view.batch
-    resident = call.arch.sm_count * common.occupancy(view.a.operand.itemsize, tile, call.arch)
+    resident = call.arch.sm_count * _tiles.occupancy(view.a.operand.itemsize, tile, call.arch)
     return KernelCall(
         tma_kernel,
         (min(total, resident) if persistent else total,),
         (
-            common.descriptor(view.a, tile.block_m, tile.block_k, view.batch),
-            common.descriptor(view.b, tile.block_k, tile.block_n, view.batch),
+            _args.descriptor(view.a, tile.block_m, tile.block_k, view.batch),
+            _args.descriptor(view.b, tile.block_k, tile.block_n, view.batch),
             out,
             view.m,
             view.n,
             view.k,
             view.batch,
             *((0, 0, 0) if out_tma else (view.out.batch_stride, *view.out.strides)),
-            *common.epilogue_args(view),
+            *_args.epilogue_args(view),
         ),
         {
-            **common.blocks(tile),
+            **_args.blocks(tile),
             "GROUP_M": tile.group_m,
-            **common.descriptor_constants(view),
+            **_args.descriptor_constants(view),
             "OUT_BATCHED": view.out.batch_stride != 0,
             "OUT_TMA": out_tma,
             "SUBTILE": subtile,
             "MASK": view.m % tile.block_m != 0 or view.n % tile.block_n != 0,
-            **common.precision(view),
-            **common.epilogue_constants(view),
+            **_args.precision(view),
+            **_args.epilogue_constants(view),
             "WIDE": view.wide,
             "PERSISTENT": bool(persistent),
             "FLATTEN": bool(tile.knob("flatten")),
@@ -260,6 +268,6 @@ VARIANT = Variant(
     space=space,
     fits=fits,
     recipe=recipe,
-    reduction=common.sequential_reduction,
+    reduction=_tiles.sequential_reduction,
     kernels=(tma_kernel,),
 )

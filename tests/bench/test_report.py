@@ -101,9 +101,9 @@ def test_shapes_without_a_ratio_have_no_mean():
 
 def test_a_file_of_results_survives_a_round_trip(tmp_path, results):
     path = tmp_path / "deep" / "results.jsonl"
-    records.write(path, {"gpu": "H200", "date": "2026-01-01"}, results)
+    records.write(path, {"gpu_name": "H200", "date": "2026-01-01"}, results)
     environment, read = records.read(path)
-    assert environment == {"gpu": "H200", "date": "2026-01-01"}
+    assert environment == {"gpu_name": "H200", "date": "2026-01-01"}
     assert read == results
     assert json.loads(path.read_text().splitlines()[0])["kind"] == "environment"
 
@@ -128,7 +128,7 @@ def test_tables_render(results):
 
 
 def test_plots_are_written_as_png(tmp_path, results):
-    environment = {"gpu": "H200", "bandwidth_gbps": 4800.0, "peak_tflops_bf16": 989.0, "date": "2026-01-01"}
+    environment = {"gpu_name": "H200", "bandwidth_gbps": 4800.0, "peak_tflops_bf16": 989.0, "date": "2026-01-01"}
     files = plots.draw(results, environment, tmp_path)
     assert sorted(file.name for file in files) == ["ratios.png", "roofline.png", "squares.png"]
     assert all(file.read_bytes()[:4] == b"\x89PNG" for file in files)

@@ -1,0 +1,103 @@
+"""Rules several variants have in common: each says in words why a problem or a tile cannot be taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from kernel_zoo.spec import FP32_PRECISIONS, VECTOR_BYTES, Arch, GemmProblem, Operand, Refusal, TileConfig
+
+FLOAT_INPUTS: Final = ("fp16", "bf16", "fp32")
+TMA_BOX: Final = 256  # a TMA box has at most 256 elements a side
+
+
+def first(refusals: Iterable[Refusal | None]) -> Refusal | None:
+    """The first refusal, if any."""
+    return next((refusal for refusal in refusals if refusal is not None), None)
+
+
+def supports_float(problem: GemmProblem, arch: Arch) -> Refusal | None:
+    """What every Triton kernel of the zoo asks: floating-point types that it sums in fp32, and an Ampere GPU or newer."""
+    if problem.dtype not in FLOAT_INPUTS or problem.b.dtype != problem.dtype:
+        return Refusal("dtype", f"inputs are {problem.dtype}", "fp16, bf16 or fp32")
+    for name, operand in problem.operands.items():
+        if operand.dtype not in FLOAT_INPUTS:
+            return Refusal("dtype", f"{name.lower()} is {operand.dtype}", "fp16, bf16 or fp32")
+    if problem.dtype == "fp32" and problem.precision not in FP32_PRECISIONS:
+        return Refusal("precision", f"precision is {problem.precision!r}", " or ".join(FP32_PRECISIONS))
+    if arch.cc < 80:
+        return Refusal("capability", f"{arch.name} has compute capability {arch.cc / 10}", "8.0 or newer")
+    return None
+
+
+def needs_product(problem: GemmProblem) -> Refusal | None:
+    """A kernel that always multiplies cannot serve a call with nothing to multiply."""
+    return Refusal("empty", "k is 0 or alpha is 0: nothing is multiplied", "a product to compute") if problem.k == 0 else None
+
+
+def register_limit(tile: TileConfig) -> Refusal | None:
+    """The fp32 accumulator must leave room in a thread's 255 registers."""
+    per_thread = tile.block_m * tile.block_n / (32 * tile.num_warps)
+    if per_thread > 128:
+        return Refusal("registers", f"the accumulator takes {per_thread:.0f} registers a thread", "at most 128")
+    return None
+
+
+def shared_memory_limit(problem: GemmProblem, tile: TileConfig, arch: Arch, epilogue_bytes: int = 0) -> Refusal | None:
+    """The pipeline's buffers, and what the epilogue stages beside them, must fit a block's shared memory."""
+    stage = (tile.block_m + tile.block_n) * tile.block_k * problem.a.itemsize
+    needed = stage * tile.num_stages + epilogue_bytes
+    if needed > arch.smem_per_block:
+        return Refusal(
+            "shared memory", f"the tile takes {needed:,} bytes of shared memory", f"at most {arch.smem_per_block:,} on {arch.name}"
+        )
+    return None
+
+
+def tma_operand(name: str, operand: Operand, arch: Arch) -> Refusal | None:
+    """Whether a tensor descriptor can be laid over an operand."""
+    if not arch.has_tma:
+        return Refusal("capability", f"{arch.name} has compute capability {arch.cc / 10}", "9.0 or newer (TMA)")
+    if operand.layout == "s":
+        return Refusal("strides", f"{name} has strides {operand.strides[1:]}", "a unit stride in one dimension (TMA)")
+    if operand.line_align < VECTOR_BYTES:
+        given = f"{name}'s lines start at multiples of {operand.line_align} bytes (leading dimension {operand.leading})"
+        return Refusal("alignment", given, f"multiples of {VECTOR_BYTES} bytes (TMA)")
+    if max(operand.rows, operand.cols) >= 2**31:
+        return Refusal("size", f"{name} is {operand.rows} x {operand.cols}", "dimensions under 2^31 (TMA coordinates are 32-bit)")
+    return None
+
+
+def mma_tile(problem: GemmProblem, tile: TileConfig) -> Refusal | None:
+    """Blocks are powers of two that a tensor-core (or FMA) dot accepts."""
+    for name, value, least in (("block_m", tile.block_m, 8), ("block_n", tile.block_n, 8), ("block_k", tile.block_k, 16)):
+        if value < least or value & (value - 1):
+            return Refusal("tile", f"{name} is {value}", f"a power of two, at least {least}")
+    return None
+
+
+def refuses_ieee_tma(problem: GemmProblem) -> Refusal | None:
+    """FMA dots read operands out of descriptors' swizzled tiles at the price of spilled registers."""
+    if problem.dtype == "fp32" and problem.precision == "ieee":
+        return Refusal(
+            "precision", "precision is ieee, formed on FMA units", "a tensor-core precision (TMA tiles feed tensor cores)"
+        )
+    return None
+
+
+def tma_box(problem: GemmProblem, tile: TileConfig) -> Refusal | None:
+    """A descriptor's box has at most 256 elements a side and 16 bytes along the contiguous one."""
+    side = max(tile.block_m, tile.block_n, tile.block_k)
+    if side > TMA_BOX:
+        return Refusal("tile", f"a side of the tile is {side}", f"at most {TMA_BOX} (TMA box)")
+    shortest = min(tile.block_m, tile.block_n, tile.block_k) * problem.a.itemsize
+    if shortest < VECTOR_BYTES:
+        return Refusal("tile", f"a side of the tile is {shortest} bytes", f"at least {VECTOR_BYTES} (TMA box)")
+    return None
+
+
+def one_pass(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
+    """A tile for a kernel that sums all of K in one program."""
+    if tile.split_k != 1:
+        return Refusal("tile", f"split_k is {tile.split_k}", "1: this variant sums K in one program")
+    return first((mma_tile(problem, tile), register_limit(tile), shared_memory_limit(problem, tile, arch)))

@@ -1,0 +1,149 @@
+"""The devices a shape is tuned on: a GPU, or, for verification only, the CPU's interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kernel_zoo.kernels import aten
+from kernel_zoo.spec import GemmProblem, Variant
+from minblas import launch
+from minblas.buffers import Bank, Slots, scalars
+from minblas.device import arch_of
+from minblas.oracle import Oracle, exact_affordable
+from minblas.timing import CudaEngine, Engine, Timing, time_interleaved
+from minblas.tune_shape import Pick
+
+if TYPE_CHECKING:
+    import torch
+
+Prepared = Callable[[Mapping[str, Any], float, float], None]
+
+
+class DeviceBench:
+    """One shape on one device.
+
+    Args:
+        problem: the shape.
+        variants: by name, those a pick may name.
+        device: where.
+        bank, engine: shared by the shapes of a tune; absent where only verification is wanted.
+    """
+
+    def __init__(
+        self, problem: GemmProblem, variants: Mapping[str, Variant], device: torch.device, bank: Bank | None = None, engine: Engine | None = None
+    ) -> None:
+        self.problem = problem
+        self._variants = variants
+        self._device = device
+        self._arch = arch_of(device)
+        self._bank, self._engine = bank, engine
+        self._oracle: Oracle | None = None
+        self._scalars = scalars(problem)
+        self._sets: list[Slots] = []
+        exact = device.type == "cpu" or exact_affordable(problem, self._arch)
+        self._make_oracle = lambda: Oracle(problem, device, exact=exact)
+
+    def prepare(self, pick: Pick) -> Prepared:
+        """Compiled, loaded and ready."""
+        return launch.prepare(self._variants[pick.variant], self.problem, pick.tile, self._arch, self._device)
+
+    def verdict(self, prepared: Prepared) -> str:
+        """Run once on poisoned buffers, and compare."""
+        if self._oracle is None:
+            self._oracle = self._make_oracle()
+        oracle = self._oracle
+        prepared(oracle.slots, oracle.alpha, oracle.beta)
+        return oracle.verdict()
+
+    def estimate(self, prepared: Prepared) -> float:
+        """Rough microseconds of a launch."""
+        return self._timer.estimate(self._run(prepared)) if self._engine is not None else 0.0
+
+    def time(self, prepared: Sequence[Prepared], estimates: Sequence[float], rounds: int, target_us: float) -> list[Timing]:
+        """Interleaved, over buffer sets larger than L2."""
+        self._oracle = None  # its operands and references, before graphs are made
+        runs = [self._run(each) for each in prepared]
+        return time_interleaved(runs, sets=len(self._sets), rounds=rounds, target_us=target_us, estimates=estimates, engine=self._timer)
+
+    def torch(self) -> Prepared:
+        """torch's own product."""
+        return launch.prepare(self._variants.get("aten", aten.VARIANT), self.problem, None, self._arch, self._device)
+
+    def lost(self) -> bool:
+        """An error that stays: nothing can be launched any more."""
+        if self._device.type != "cuda":
+            return False
+        import torch
+
+        try:
+            torch.cuda.synchronize(self._device)
+            torch.zeros(1, device=self._device)
+            torch.cuda.synchronize(self._device)
+        except RuntimeError:
+            return True
+        return False
+
+    @property
+    def _timer(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError("this bench only verifies: it was made without an engine")
+        return self._engine
+
+    def _run(self, prepared: Prepared) -> Callable[[int], None]:
+        if not self._sets:
+            assert self._bank is not None
+            self._sets = self._bank.sets(self.problem)
+        sets, (alpha, beta) = self._sets, self._scalars
+
+        def run(index: int) -> None:
+            prepared(sets[index], alpha, beta)
+
+        return run
+
+
+class GpuBenches:
+    """Benches on one GPU that share random numbers and a timer."""
+
+    def __init__(self, variants: Mapping[str, Variant], device: torch.device) -> None:
+        self._variants, self._device = variants, device
+        self._bank, self._engine = Bank(device), CudaEngine(device)
+
+    @contextlib.contextmanager
+    def open(self, problem: GemmProblem) -> Iterator[DeviceBench]:
+        """A bench, with torch's fp32 precision set to the problem's while it is in use."""
+        with torch_precision(problem.precision):
+            yield DeviceBench(problem, self._variants, self._device, self._bank, self._engine)
+
+
+class CpuBenches:
+    """Benches that verify through the interpreter and time nothing."""
+
+    def __init__(self, variants: Mapping[str, Variant], device: torch.device) -> None:
+        self._variants, self._device = variants, device
+
+    @contextlib.contextmanager
+    def open(self, problem: GemmProblem) -> Iterator[DeviceBench]:
+        """A bench."""
+        yield DeviceBench(problem, self._variants, self._device)
+
+
+_TORCH_PRECISION: Final = {"ieee": "ieee", "tf32": "tf32"}
+
+
+@contextlib.contextmanager
+def torch_precision(precision: str) -> Iterator[None]:
+    """Let torch's own fp32 products be formed as the problem's are, for a rival that does the same work."""
+    import torch
+
+    if precision not in _TORCH_PRECISION:
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = _TORCH_PRECISION[precision]
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -1,0 +1,156 @@
+"""Every command, from words to exit code, on a machine without a GPU."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from bench import cli, environment
+from heuristics import store
+from heuristics.archs import get_arch
+from heuristics.table import Environment, HeuristicTable, TableEntry, problem_key
+from kernel_zoo.catalog import VARIANTS
+from kernel_zoo.spec import GemmProblem
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Invoke a command with an empty user directory and no GPU."""
+    monkeypatch.setattr(store, "user_dir", lambda: tmp_path / "user")
+    monkeypatch.setattr(cli, "has_gpu", lambda: False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def invoke(*words, code=0):
+        result = CliRunner().invoke(cli.app, [str(word) for word in words])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return invoke
+
+
+@pytest.fixture
+def table_file(tmp_path):
+    """A table of one legal row, in a file."""
+    problem = GemmProblem.of(512, 512, 512, "bf16", "nt")
+    arch = get_arch("h200")
+    variant = next(variant for variant in VARIANTS if variant.name == "tiled")
+    tile = next(tile for tile in variant.space(problem, arch) if variant.refusal(problem, arch, tile) is None)
+    entry = TableEntry(problem_key(problem), "tiled", tile, variant.digest, 5.0, 6.0, date="2026-01-01")
+    where = Environment("NVIDIA H200", (9, 0), 132, triton="3.7.1", torch="2.13.0")
+    path = tmp_path / "table.json"
+    store.save(HeuristicTable(str(path), where, (entry,)), path)
+    return path
+
+
+def test_explain_needs_no_gpu_and_names_what_it_picked(run):
+    text = run("explain", 256, 256, 16384, "--dtype", "bf16", "--layout", "nt", "--arch", "h200")
+    assert "split_k" in text
+    data = json.loads(run("explain", 256, 256, 16384, "--layout", "nt", "--arch", "h200", "--json"))
+    assert data["variant"] in text
+
+
+def test_explain_takes_a_capability_for_a_device(run):
+    assert run("explain", 512, 512, 512, "--arch", "sm_80")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--arch", "h20"), "h200"),
+        (("--dtype", "bf17"), "bf17"),
+        (("--layout", "xy"), "nn, nt, tn, tt"),
+        (("--variant", "tilde"), "tiled"),
+    ],
+)
+def test_explain_says_what_is_wrong_and_what_is_near(run, words, said):
+    assert said in run("explain", 64, 64, 64, *words, code=2)
+
+
+def test_variants_lists_the_zoo(run):
+    names = [row["name"] for row in json.loads(run("variants", "--json"))]
+    assert names == [variant.name for variant in VARIANTS]
+    assert "split_k" in run("variants")
+
+
+def test_doctor_reports_versions_and_remedies(run):
+    findings = {row["name"]: row for row in json.loads(run("doctor", "--json"))}
+    assert findings["torch"]["ok"]
+    assert "CUDA device" in run("doctor")
+
+
+def test_doctor_gives_a_remedy_for_what_is_missing(monkeypatch):
+    real = environment.importlib.util.find_spec
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    finding = next(finding for finding in environment.examine() if finding.name == "matplotlib")
+    assert not finding.ok
+    assert "pip install" in finding.remedy
+
+
+def test_table_show(run, table_file):
+    assert "512 x 512 x 512 16bit nt" in run("table", "show", table_file)
+    assert json.loads(run("table", "show", table_file, "--json"))[0]["rows"] == 1
+
+
+def test_table_diff_of_a_table_with_itself_is_empty(run, table_file):
+    assert "0 rows differ" in run("table", "diff", table_file, table_file)
+
+
+def test_table_merge_writes_a_file(run, table_file, tmp_path):
+    assert json.loads(run("table", "merge", table_file, table_file, "-o", tmp_path / "merged.json", "--json"))["rows"] == 1
+
+
+def test_table_verify_passes_a_legal_row(run, table_file):
+    assert "0 findings" in run("table", "verify", table_file)
+
+
+def test_table_verify_fails_a_row_of_a_kernel_that_changed(run, table_file):
+    table_file.write_text(table_file.read_text().replace(next(v for v in VARIANTS if v.name == "tiled").digest, "0" * 12))
+    assert "1 findings" in run("table", "verify", table_file, code=1)
+
+
+def test_table_verify_compiles_a_row_without_a_gpu(run, table_file):
+    assert "1 compiled" in run("table", "verify", table_file, "--compile", "--workers", 1)
+
+
+def test_a_missing_table_is_an_error(run, tmp_path):
+    assert "there is no file" in run("table", "show", tmp_path / "none.json", code=2)
+
+
+def test_tune_without_a_gpu_says_so(run):
+    assert "CUDA" in run("tune", 64, 64, 64, code=2)
+
+
+def test_sizes_come_in_threes(run):
+    assert "M N K" in run("warmup", 64, 64, code=2)
+
+
+def test_check_counts_right_refused_and_wrong(run):
+    report = json.loads(run("check", "gemv", "--json"))[0]
+    assert report["wrong"] == 0
+    assert report["right"] > 0
+
+
+def test_bench_on_a_cpu_checks_results_and_shows_picks(run, tmp_path):
+    data = json.loads(run("bench", "--limit", 2, "--out", tmp_path / "small.jsonl", "--json"))
+    assert [result["status"] for result in data["results"]] == ["ok", "ok"]
+    assert all(result.get("ratio") is None for result in data["results"])
+    assert data["picks"]
+    assert (tmp_path / "small.jsonl").exists()
+
+
+def test_bench_prints_tables_for_the_arch_asked_for(run):
+    text = run("bench", "--limit", 1, "--arch", "a100")
+    assert "No NVIDIA GPU" in text
+    assert "What would be picked on a100" in text
+
+
+def test_bench_knows_its_classes_and_suites(run):
+    assert "class" in run("bench", "--class", "huge", code=2)
+
+
+def test_the_command_starts_without_torch():
+    import subprocess
+
+    code = "import sys, bench.cli; assert 'torch' not in sys.modules and 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=environment.ROOT)

@@ -1,0 +1,151 @@
+"""The sweep's own logic, on CPU tensors and with an engine that counts instead of measuring."""
+
+import pytest
+import torch
+
+import minblas
+from bench import baselines, run, small, sweep
+from bench.records import CLASSES
+from heuristics.archs import get_arch
+from kernel_zoo.catalog import VARIANTS
+from kernel_zoo.reference import make_slots
+from kernel_zoo.spec import Epilogue, GemmProblem
+
+CPU = torch.device("cpu")
+
+
+class CountingEngine:
+    """Replays cost what the table says: the first rival 10, the second 20 us a launch."""
+
+    def estimate(self, run):
+        run(0)
+        return 500.0
+
+    def capture(self, run, indices):
+        run(indices[0])
+        return len(indices)
+
+    def measure(self, replays):
+        return [count * cost for count, cost in zip(replays, [10.0, 20.0, 20.0, 10.0], strict=False)]
+
+
+@pytest.fixture
+def plans():
+    cases = [("test", GemmProblem.of(64, 48, 32, "bf16", "nt")), ("test", GemmProblem.of(2, 64, 96, "fp16", "nt"))]
+    return sweep.choose_all(cases, CPU)
+
+
+def quick(**changes):
+    return sweep.Options(rounds=2, eager=False, **changes)
+
+
+def test_every_result_is_checked_before_it_is_timed(plans):
+    results = list(sweep.sweep(plans, CPU, quick(), engine=CountingEngine()))
+    assert [result.status for result in results] == ["ok", "ok"]
+    assert all(result.time_us for result in results)
+    assert all(result.ratio for result in results)
+
+
+def test_a_wrong_result_is_reported_and_not_timed(plans, monkeypatch):
+    class Wrong:
+        compile_seconds = 0.0
+
+        def __call__(self, slots, alpha, beta):
+            slots["OUT"].zero_()
+
+    monkeypatch.setattr(sweep, "_prepare", lambda *args: Wrong())
+    results = list(sweep.sweep(plans, CPU, quick(), engine=CountingEngine()))
+    assert [result.status for result in results] == ["wrong", "wrong"]
+    assert all(result.time_us is None for result in results)
+
+
+def test_a_failure_is_one_row_and_not_the_end(plans, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("out of registers")
+
+    monkeypatch.setattr(sweep, "_prepare", broken)
+    results = list(sweep.sweep(plans, CPU, quick(), engine=CountingEngine()))
+    assert [result.status for result in results] == ["failed", "failed"]
+    assert "out of registers" in results[0].message
+
+
+def test_what_nothing_serves_is_a_row_of_its_own():
+    with minblas.options(exclude={"aten"}):
+        plans = sweep.choose_all([("test", GemmProblem.of(32, 32, 32, "fp64"))], CPU)
+    result = next(sweep.sweep(plans, CPU, quick(), engine=CountingEngine()))
+    assert result.status == "unserved"
+
+
+def test_a_spent_budget_stops_the_sweep(plans):
+    assert list(sweep.sweep(plans, CPU, quick(budget_s=1.0), engine=CountingEngine(), began=-1e9)) == []
+
+
+def test_eager_time_is_taken_for_both(plans):
+    options = sweep.Options(rounds=1, eager=True)
+    result = next(sweep.sweep(plans[:1], CPU, options, engine=CountingEngine()))
+    assert result.eager_us
+    assert result.torch_eager_us
+
+
+def test_compiling_ahead_takes_the_plans_binaries(plans, monkeypatch):
+    jobs = []
+    monkeypatch.setattr("kernel_zoo.gate.compile_all", lambda given, workers, read: jobs.extend(given))
+    sweep.compile_ahead(plans, CPU)
+    assert {cc for _, cc in jobs} == {90}
+    assert len(jobs) >= 2
+
+
+def test_spread_puts_every_class_into_every_stretch():
+    large = [("s", GemmProblem.of(4096, 4096, 1024 + 8 * i)) for i in range(8)]
+    gemv = [("s", GemmProblem.of(1, 4096, 1024 + 8 * i)) for i in range(4)]
+    ordered = [problem.shape_class for _, problem in sweep.spread(large + gemv)]
+    assert sorted(ordered) == sorted(["large"] * 8 + ["gemv"] * 4)
+    assert ordered[:6].count("gemv") == 2
+
+
+def test_cases_keep_what_was_asked_for():
+    cases = run.select_cases(run.Request(suites=("all-16bit",), classes=("gemv",), limit=7))
+    assert len(cases) == 7
+    assert {problem.shape_class for _, problem in cases} == {"gemv"}
+    assert {problem.dtype for _, problem in run.select_cases(run.Request(dtype="fp16", limit=20))} == {"fp16"}
+
+
+def test_the_small_sweep_covers_what_it_says():
+    problems = [case.problem for case in small.cases()]
+    assert {problem.shape_class for problem in problems} >= {"square", "ragged", "gemv", "decode", "split-K", "batched"}
+    assert {problem.layout for problem in problems} >= {"nn", "nt", "tn", "tt"}
+    assert {case.variant for case in small.cases()} >= {variant.name for variant in VARIANTS if variant.recipe is not None}
+    assert {problem.shape_class for problem in small.real_problems()} <= set(CLASSES)
+
+
+def test_a_broken_variant_does_not_hide_the_others(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr("minblas.launch.prepare", broken)
+    results = list(small.check_all(small.cases()[:2], get_arch("h200"), VARIANTS))
+    assert [result.status for result in results] == ["failed", "failed"]
+
+
+@pytest.mark.parametrize(("dtype", "layout", "batch"), [("bf16", "nt", 1), ("fp32", "tn", 1), ("fp64", "nn", 3)])
+def test_the_rival_computes_the_same_product(dtype, layout, batch):
+    problem = GemmProblem.of(24, 40, 56, dtype, layout, batch=batch)
+    slots = make_slots(problem, seed=1)
+    baselines.torch_product(problem, slots)()
+    a, b = baselines.operands(problem, slots)
+    from kernel_zoo.matrices import matrix
+
+    out = matrix(slots["OUT"], problem.out, problem.batch)
+    torch.testing.assert_close(out if batch > 1 else out[0], a @ b)
+
+
+def test_there_is_no_rival_for_an_epilogue():
+    problem = GemmProblem.of(8, 8, 8, epilogue=Epilogue(activation="relu"))
+    assert baselines.torch_product(problem, make_slots(problem)) is None
+
+
+def test_torch_precision_is_put_back():
+    before = torch.backends.cuda.matmul.fp32_precision
+    with baselines.torch_precision("tf32"):
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.backends.cuda.matmul.fp32_precision == before
