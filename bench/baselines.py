@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from kernel_zoo.matrices import matrix
 from kernel_zoo.spec import GemmProblem
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 Launch = Callable[[], object]
+
+_MATMUL: Final = ("fp16", "bf16", "fp32", "fp64")
 
 
 def torch_product(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> Launch | None:
@@ -27,13 +30,13 @@ def torch_product(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> La
     a, b, out = (matrix(slots[name], problem.operands[name], problem.batch) for name in ("A", "B", "OUT"))
     if problem.batch == 1:
         a, b, out = a[0], b[0], out[0]
-    if problem.dtype in ("fp16", "bf16", "fp32", "fp64") and out.dtype == a.dtype:
-        return lambda: torch.matmul(a, b, out=out)
+    if problem.dtype in _MATMUL and out.dtype == a.dtype:
+        return partial(torch.matmul, a, b, out=out)
     if problem.dtype == "int8" and problem.batch == 1 and problem.m > 16:
-        return lambda: torch._int_mm(a, b, out=out)
+        return partial(torch._int_mm, a, b, out=out)
     if problem.dtype.startswith("fp8") and problem.batch == 1 and problem.layout == "nt":
         one = torch.ones((), device=a.device)
-        return lambda: torch._scaled_mm(a, b, one, one, out_dtype=out.dtype, out=out)
+        return partial(torch._scaled_mm, a, b, one, one, out_dtype=out.dtype, out=out)
     return None
 
 
@@ -41,10 +44,10 @@ def eager_torch(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> Laun
     """torch.matmul as a user calls it, the result allocated by torch."""
     import torch
 
-    if problem.dtype not in ("fp16", "bf16", "fp32", "fp64") or problem.k == 0:
+    if problem.dtype not in _MATMUL or problem.k == 0:
         return None
     a, b = operands(problem, slots)
-    return lambda: torch.matmul(a, b)
+    return partial(torch.matmul, a, b)
 
 
 def eager_minblas(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> Launch:
@@ -52,8 +55,7 @@ def eager_minblas(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> La
     import minblas
 
     a, b = operands(problem, slots)
-    precision = problem.precision or None
-    return lambda: minblas.gemm(a, b, precision=precision)
+    return partial(minblas.gemm, a, b, precision=problem.precision or None)
 
 
 def operands(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

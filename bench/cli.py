@@ -5,71 +5,32 @@ Sizes are M N K, in that order. Every command takes --json.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from bench import table_cli
+from bench.terminal import AsJson, console, print_json, told
 
-    from kernel_zoo.spec import Arch, GemmProblem, Variant
+if TYPE_CHECKING:
+    import torch
+
+    from kernel_zoo.spec import Arch
 
 # Heavy imports are made by the command that needs them, so that `minblas explain` starts without torch.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=__doc__)
-table_app = typer.Typer(no_args_is_help=True, help="Tuned tables: show, diff, merge, verify.")
-app.add_typer(table_app, name="table")
+app.add_typer(table_cli.app, name="table")
 
 Size = Annotated[int, typer.Argument(min=0)]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16, fp32, tf32, fp64, int8, fp8e4m3, ...")]
 Layout = Annotated[str, typer.Option(help="nn, nt, tn or tt; a second t: B is stored (N, K).")]
 ArchName = Annotated[str | None, typer.Option(help="A device (h200, a100, rtx4090, ...) or a capability (sm_90).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def main() -> None:
     """The console script."""
     app()
-
-
-def fail(message: str) -> NoReturn:
-    """Say what is wrong and end with exit code 2."""
-    typer.secho(f"error: {message}", err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """Errors that a user's input caused become one line instead of a traceback."""
-    try:
-        yield
-    except (ValueError, LookupError, OSError, ImportError) as error:
-        fail(str(error.args[0]) if isinstance(error, LookupError) and error.args else str(error))
-
-
-def console() -> Console:
-    """Where tables go. As wide as a terminal is, and wide enough not to cut a table in a file or a log."""
-    from rich.console import Console
-
-    screen = Console()
-    return screen if screen.is_terminal else Console(width=160, soft_wrap=True)
-
-
-def print_json(data: Any) -> None:
-    """Data on standard output, for programs."""
-    typer.echo(json.dumps(data, indent=2, default=str))
-
-
-def problem_of(m: int, n: int, k: int, dtype: str, layout: str, batch: int = 1, out_dtype: str | None = None) -> GemmProblem:
-    """The problem over contiguous matrices; "tf32" is fp32 with TF32 precision."""
-    from kernel_zoo.spec import GemmProblem
-
-    tf32 = dtype == "tf32"
-    precision = "tf32" if tf32 else ""
-    return GemmProblem.of(m, n, k, "fp32" if tf32 else dtype, layout, batch=batch, out_dtype=out_dtype, precision=precision)
 
 
 def arch_named(name: str | None) -> Arch:
@@ -88,11 +49,10 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def shipped() -> tuple[Variant, ...]:
-    """The zoo. Variants of installed packages too where torch is there to load them."""
-    from kernel_zoo.catalog import VARIANTS
+def _cuda() -> torch.device:
+    import torch
 
-    return VARIANTS
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 @app.command()
@@ -117,24 +77,21 @@ def bench(
     from bench import run
 
     with told():
-        device_arch = arch_named(arch)
-    request = run.Request(
-        suites=tuple(suite or ()),
-        classes=tuple(shape_class or ()),
-        dtype=dtype,
-        limit=limit,
-        aten=aten,
-        rounds=rounds,
-        budget_s=budget,
-        eager=eager,
-        workers=workers,
-        out=out,
-        plots=plots,
-        as_json=as_json,
-    )
-    screen = console()
-    with told():
-        done = run.on_gpu(request, screen) if has_gpu() else run.on_cpu(request, device_arch, screen)
+        request = run.Request(
+            suites=tuple(suite or ()),
+            classes=tuple(shape_class or ()),
+            dtype=dtype,
+            limit=limit,
+            aten=aten,
+            rounds=rounds,
+            budget_s=budget,
+            eager=eager,
+            workers=workers,
+            out=out,
+            plots=plots,
+            as_json=as_json,
+        )
+        done = run.on_gpu(request, console(), _cuda()) if has_gpu() else run.on_cpu(request, arch_named(arch), console())
     if as_json:
         print_json(done.as_dict())
     raise typer.Exit(1 if done.faulty else 0)
@@ -149,55 +106,38 @@ def explain(
     layout: Layout = "nn",
     batch: Annotated[int, typer.Option(min=0)] = 1,
     out_dtype: Annotated[str | None, typer.Option()] = None,
+    beta: Annotated[float, typer.Option(help="Other than 0: C is read.")] = 0.0,
+    bias: Annotated[bool, typer.Option("--bias")] = False,
+    activation: Annotated[str | None, typer.Option()] = None,
     arch: ArchName = None,
     variant: Annotated[str | None, typer.Option(help="Force this variant.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Never this variant; may be given again.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which variant and tile a product gets, by which rung, and what the others were refused for. Needs no GPU."""
-    from heuristics import choose, store
+    import minblas
+    from minblas import dispatch
 
-    with told():
-        problem = problem_of(m, n, k, dtype, layout, batch, out_dtype)
-        policy = choose.Policy(variant=variant, exclude=frozenset(exclude or ()))
-        device = arch_named(arch) if arch or not has_gpu() else _this_gpu()
-        tables = (*store.user_tables(device), *store.packaged_tables(device))
-        selection = choose.choose(problem, device, _all_variants(), tables, policy=policy)
+    with told(), minblas.options(exclude=frozenset(exclude or ()) | minblas.options.get().exclude):
+        # fmt: off
+        selection = minblas.explain(
+            m, n, k, dtype=dtype, layout=layout, batch=batch, out_dtype=out_dtype, beta=beta, bias=bias, activation=activation,
+            arch=arch, variant=variant,
+        )
+        # fmt: on
+        if arch is None and has_gpu():
+            selection = dispatch.select(selection.problem, _cuda(), variant)
     if as_json:
         print_json(selection.as_dict())
     else:
         console().print(selection)
 
 
-def _this_gpu() -> Arch:
-    import torch
-
-    from minblas.device import arch_of
-
-    return arch_of(torch.device("cuda", torch.cuda.current_device()))
-
-
-def _all_variants() -> tuple[Variant, ...]:
-    """The zoo and what installed packages offer; the zoo alone where torch is missing."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        return shipped()
-    from importlib.metadata import entry_points
-
-    if not entry_points(group="minblas.variants"):
-        return shipped()
-    from minblas import dispatch, register
-
-    register.load_entry_points()
-    return dispatch.registry()
-
-
 @app.command()
 def variants(as_json: AsJson = False) -> None:
     """List the kernel variants."""
-    with told():
-        found = _all_variants()
+    import minblas
+
     rows = [
         {
             "name": variant.name,
@@ -208,7 +148,7 @@ def variants(as_json: AsJson = False) -> None:
             "interpretable": variant.interpretable,
             "digest": variant.digest,
         }
-        for variant in found
+        for variant in minblas.variants()
     ]
     if as_json:
         print_json(rows)
@@ -235,7 +175,7 @@ def check(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     reports = []
     with told():
-        for name in names or [variant.name for variant in _all_variants()]:
+        for name in names or [variant.name for variant in minblas.variants()]:
             report = minblas.check(name, device=device)
             reports.append(report)
             if not as_json:
@@ -248,32 +188,46 @@ def check(
 @app.command()
 def tune(
     sizes: Annotated[list[int] | None, typer.Argument(help="M N K, and further triples.")] = None,
-    suite: Annotated[list[str] | None, typer.Option(help="Tune a suite or group instead of sizes.")] = None,
-    dtype: Dtype = "bf16",
+    suite: Annotated[list[str] | None, typer.Option(help="A suite or group; may be given again.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the sizes (bf16 by default); of a suite: keep this dtype.")] = None,
     layout: Layout = "nn",
     variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be given again.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many shapes, spread over the classes.")] = None,
     budget: Annotated[float | None, typer.Option(min=1, help="Stop after so many seconds.")] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Candidates measured a shape.")] = 16,
     resume: Annotated[Path | None, typer.Option(help="A journal to write, and to go on from.")] = None,
-    aten: Annotated[bool, typer.Option("--aten", help="Measure PyTorch's own product as a candidate too.")] = False,
+    table: Annotated[Path | None, typer.Option(help="The table to merge the winners into; your own by default.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Compile processes; one per CPU by default.")] = None,
+    aten: Annotated[bool, typer.Option("--aten", help="PyTorch's own product competes too.")] = False,
+    verify_only: Annotated[bool, typer.Option("--verify-only", help="Check the candidates, time nothing; works on a CPU.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure candidates on this GPU and write the winners into your own table."""
-    with told():
-        import minblas
-        from heuristics import suites
+    """Measure candidates on this GPU and write the winners into a table."""
+    import minblas
+    from bench import run
+    from minblas.shapes import problem_of
 
-        problems = suites.problems(suite) if suite else [problem_of(*triple, dtype, layout) for triple in _triples(sizes)]
+    with told():
+        if bool(sizes) == bool(suite):
+            raise ValueError("tuning needs sizes (M N K) or --suite, one of the two")
+        problems = [problem_of(triple, dtype or "bf16", layout) for triple in _triples(sizes)] if sizes else []
+        if suite:
+            request = run.Request(suites=tuple(suite), dtype=dtype, limit=limit)
+            problems = [problem for _, problem in run.select_cases(request)]
         report = minblas.tune(
             problems,
             variants=variant,
             budget_s=budget,
             top_k=top_k,
             resume=resume,
+            table=table,
             progress=not as_json,
             include_aten=aten,
+            verify_only=verify_only,
+            workers=workers,
         )
     _show(report, as_json)
+    raise typer.Exit(1 if report.rejected["wrong"] else 0)
 
 
 @app.command()
@@ -284,9 +238,9 @@ def warmup(
     as_json: AsJson = False,
 ) -> None:
     """Compile what these sizes need, so that no first call has to."""
-    with told():
-        import minblas
+    import minblas
 
+    with told():
         report = minblas.warmup(_triples(sizes), dtype=dtype, layout=layout)
     _show(report, as_json)
 
@@ -307,86 +261,7 @@ def _show(report: Any, as_json: bool) -> None:
     if as_json:
         print_json(report.as_dict())
     else:
-        console().print(report if hasattr(report, "__rich__") else str(report))
-
-
-@table_app.command("show")
-def table_show(
-    names: Annotated[list[str] | None, typer.Argument(help="Files or devices; the packaged tables by default.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Rows shown of each.")] = 40,
-    as_json: AsJson = False,
-) -> None:
-    """Print tables."""
-    from bench import tables
-
-    with told():
-        found = tables.find(names or [])
-    if as_json:
-        print_json([tables.as_dict(table) for table in found])
-        return
-    for table in found:
-        console().print(tables.rows_table(table, limit))
-
-
-@table_app.command("diff")
-def table_diff(old: Path, new: Path, as_json: AsJson = False) -> None:
-    """Print the rows in which two tables differ; exit code 1 where they do."""
-    from heuristics import store
-
-    with told():
-        changes = store.diff(store.load(old), store.load(new))
-    if as_json:
-        print_json([change.as_dict() for change in changes])
-    else:
-        typer.echo("\n".join([*map(str, changes), f"{len(changes)} rows differ"]))
-    raise typer.Exit(1 if changes else 0)
-
-
-@table_app.command("merge")
-def table_merge(
-    tables: Annotated[list[Path], typer.Argument(help="Of one device; of two rows of a problem the later one wins.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; what it holds is merged too.")],
-    as_json: AsJson = False,
-) -> None:
-    """Merge tables of one device into a file."""
-    from heuristics import store
-
-    with told():
-        first, *others = [store.load(path) for path in tables]
-        merged = store.merge(first, *others)
-        path = store.save(merged, out)
-        rows = len(store.load(path).entries)
-    if as_json:
-        print_json({"path": str(path), "rows": rows})
-    else:
-        typer.echo(f"{path}: {rows} rows")
-
-
-@table_app.command("verify")
-def table_verify(
-    names: Annotated[list[str] | None, typer.Argument(help="Files or devices; the packaged tables by default.")] = None,
-    compile_rows: Annotated[bool, typer.Option("--compile", help="Compile every row for its device and read the binary.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Compile processes; one per CPU by default.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check that every row is legal and measured on the kernels as they are; exit code 1 where one is not. Needs no GPU."""
-    from bench import tables
-    from heuristics import store
-
-    with told():
-        found = tables.find(names or [])
-        findings = [(table.name, str(finding)) for table in found for finding in store.verify(table, _all_variants())]
-        gated = tables.gate_tables(found, _all_variants(), workers) if compile_rows else []
-    findings += [(result.row.label, f"{result.row.describe()}: {'; '.join(result.faults)}") for result in gated if not result.ok]
-    rows = sum(len(table.entries) for table in found)
-    if as_json:
-        print_json({"rows": rows, "compiled": len(gated), "findings": [f"{name}: {text}" for name, text in findings]})
-    else:
-        for name, text in findings:
-            typer.echo(f"{name}: {text}")
-        compiled = f", {len(gated)} compiled with triton {tables.triton_version()}" if compile_rows else ""
-        typer.echo(f"{len(found)} tables, {rows} rows{compiled}, {len(findings)} findings")
-    raise typer.Exit(1 if findings else 0)
+        typer.echo(str(report))
 
 
 @app.command()

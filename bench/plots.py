@@ -78,22 +78,15 @@ def _ratios(results: Sequence[ShapeResult], source: str, path: Path) -> Path:
     ordered = sorted(results, key=lambda result: result.ratio or 0.0)
     mean = geomean(result.ratio for result in ordered if result.ratio)
     with _axes(path, f"torch.matmul time / minblas time, {len(ordered)} shapes, geomean {mean:.3f}", source) as axes:
-        for name, colour in _groups(ordered).items():
-            points = [(rank, result) for rank, result in enumerate(ordered) if result.group == name]
-            ratios = [result.ratio or 1.0 for _, result in points]
-            below = [ratio - (result.ratio_low or ratio) for ratio, (_, result) in zip(ratios, points, strict=True)]
-            above = [(result.ratio_high or ratio) - ratio for ratio, (_, result) in zip(ratios, points, strict=True)]
-            axes.errorbar(
-                [rank for rank, _ in points],
-                ratios,
-                yerr=[[max(gap, 0.0) for gap in below], [max(gap, 0.0) for gap in above]],
-                fmt="o",
-                markersize=3,
-                linewidth=0,
-                elinewidth=0.6,
-                color=colour,
-                label=f"{name} {geomean(ratios):.2f} ({len(ratios)})",
-            )
+        colours = _groups(ordered)
+        ranks = range(len(ordered))
+        low = [result.ratio_low or result.ratio for result in ordered]
+        high = [result.ratio_high or result.ratio for result in ordered]
+        axes.vlines(ranks, low, high, color="#9ca3af", linewidth=0.6)
+        axes.scatter(ranks, [result.ratio for result in ordered], s=11, c=[colours[result.group] for result in ordered], zorder=3)
+        for name, colour in colours.items():
+            ratios = [result.ratio for result in ordered if result.group == name and result.ratio]
+            axes.scatter([], [], s=14, color=colour, label=f"{name} {geomean(ratios):.2f} ({len(ratios)})")
         axes.axhline(1.0, color="#111827", linewidth=1)
         axes.set_yscale("log")
         ticks = [tick for tick in (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 3, 4) if _within(tick, ordered)]
@@ -170,6 +163,8 @@ def _squares(results: Sequence[ShapeResult], source: str, path: Path) -> Path:
                 values = [_tflops(result, time) for result, time in zip(ordered, times, strict=True)]
                 axes.plot(sizes, values, style, color=colour, marker="o", markersize=3, label=label)
         axes.set_xscale("log", base=2)
+        ticks = [size for size in (1 << power for power in range(4, 16)) if sizes[0] <= size <= sizes[-1]]
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.set_xlabel("M = N = K")
         axes.set_ylabel("TFLOP/s")
         axes.legend(fontsize=8, frameon=False)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from kernel_zoo.spec import GemmProblem
+from kernel_zoo.spec import GemmProblem, default_out_dtype
 
 Status = Literal["ok", "wrong", "unserved", "failed"]
 
@@ -23,6 +23,7 @@ class ShapeResult:
     `status` is "wrong" where the result failed its check, "unserved" where no variant allowed took the problem, "failed" where
     compiling or launching raised. Times are medians over interleaved rounds with an interval; `ratio` is torch's time over ours.
     `error_ratio` is the largest error over its bound. `eager_us` is wall time per public call, back to back.
+    `extras` names what a problem has beyond the product.
     """
 
     suite: str
@@ -34,6 +35,7 @@ class ShapeResult:
     layout: str
     precision: str
     shape_class: str
+    extras: str = ""
     status: Status = "ok"
     message: str = ""
     error_ratio: float | None = None
@@ -67,6 +69,7 @@ class ShapeResult:
             problem.layout,
             problem.precision,
             problem.shape_class,
+            _extras(problem),
             flops=problem.flops,
             least_bytes=problem.least_bytes,
             **found,
@@ -77,7 +80,8 @@ class ShapeResult:
         """e.g. 4096 x 4096 x 4096 bf16 nt."""
         batch = f"{self.batch} x " if self.batch > 1 else ""
         precision = f" {self.precision}" if self.precision else ""
-        return f"{batch}{self.m} x {self.n} x {self.k} {self.dtype}{precision} {self.layout}"
+        extras = f" {self.extras}" if self.extras else ""
+        return f"{batch}{self.m} x {self.n} x {self.k} {self.dtype}{precision} {self.layout}{extras}"
 
     @property
     def group(self) -> str:
@@ -85,6 +89,19 @@ class ShapeResult:
         if self.dtype in SIXTEEN_BIT:
             return self.shape_class
         return f"{self.dtype} {self.precision}".strip()
+
+
+def _extras(problem: GemmProblem) -> str:
+    """What a problem has beyond a product in its inputs' dtype, e.g. "-> fp32, beta C, bias, gelu"."""
+    epilogue = problem.epilogue
+    parts = [
+        f"-> {problem.out.dtype}" if problem.out.dtype != default_out_dtype(problem.dtype) else "",
+        "alpha" if epilogue.alpha != "1" else "",
+        "beta C" if epilogue.c is not None else "",
+        "bias" if epilogue.bias is not None else "",
+        epilogue.activation if epilogue.activation != "none" else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def write(path: Path, environment: Mapping[str, Any], results: Iterable[ShapeResult]) -> None:
@@ -98,7 +115,12 @@ def write(path: Path, environment: Mapping[str, Any], results: Iterable[ShapeRes
 def _rows(environment: Mapping[str, Any], results: Iterable[ShapeResult]) -> Iterator[dict[str, Any]]:
     yield {"kind": "environment", **environment}
     for result in results:
-        yield {"kind": "shape", **{name: value for name, value in asdict(result).items() if value is not None}}
+        yield {"kind": "shape", **{name: _rounded(value) for name, value in asdict(result).items() if value is not None}}
+
+
+def _rounded(value: Any) -> Any:
+    """Five digits of a float: what is beyond them is noise."""
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[ShapeResult]]:

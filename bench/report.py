@@ -13,6 +13,7 @@ from bench.records import CLASSES, SIXTEEN_BIT, ShapeResult
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,19 +168,30 @@ def shape_table(results: Sequence[ShapeResult], title: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("problem", "class", "variant", "tile", "chosen by"):
         table.add_column(heading)
-    table.add_column("error / bound", justify="right")
+    judged = any(result.error_ratio is not None for result in results)
+    if judged:
+        table.add_column("error / bound", justify="right")
     if timed:
         for heading in ("us", "torch us", "ratio"):
             table.add_column(heading, justify="right")
     table.add_column("result")
     for result in results:
         cells = [result.name, result.shape_class, result.variant or "-", result.tile or "-", result.rung]
-        cells.append("-" if result.error_ratio is None else f"{result.error_ratio:.3f}")
+        if judged:
+            cells.append("-" if result.error_ratio is None else f"{result.error_ratio:.3f}")
         if timed:
             cells += [_us(result.time_us), _us(result.torch_us), _number(result.ratio)]
-        verdict = "[green]ok[/green]" if result.status == "ok" else f"[bold red]{result.status}[/bold red] {result.message}"
-        table.add_row(*cells, verdict)
+        table.add_row(*cells, _verdict(result))
     return table
+
+
+def _verdict(result: ShapeResult) -> Text:
+    from rich.text import Text
+
+    if result.status == "ok":
+        return Text("ok", style="green")
+    style, word = ("yellow", "refused") if result.status == "unserved" else ("bold red", result.status)
+    return Text.assemble((word, style), f" {result.message}")
 
 
 def _us(value: float | None) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 from bench import environment, records, report
 from bench.records import CLASSES, ShapeResult
 from kernel_zoo.spec import Arch, GemmProblem
+from minblas.progress import Progress
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
+    from minblas import timing
 
-Cases = list[tuple[str, GemmProblem]]
 
 _DEFAULT_SUITE: Final = "all-16bit"
 _DEFAULT_BUDGET_S: Final = 300.0
@@ -41,6 +43,12 @@ class Request:
     out: Path | None = None
     plots: Path | None = None
     as_json: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a class that does not exist."""
+        unknown = [name for name in self.classes if name not in CLASSES]
+        if unknown:
+            raise ValueError(f"class {unknown[0]!r} is not known; known: {', '.join(CLASSES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +76,15 @@ class Done:
         }
 
 
-def select_cases(request: Request) -> Cases:
+def select_cases(request: Request) -> list[tuple[str, GemmProblem]]:
     """The suites' problems that the request keeps, each under the first suite it is in, classes alternating.
 
     Raises:
-        ValueError: a suite or a class is not known.
+        ValueError: a suite is not known.
     """
     from bench.sweep import spread
     from heuristics import suites
 
-    unknown = [name for name in request.classes if name not in CLASSES]
-    if unknown:
-        raise ValueError(f"class {unknown[0]!r} is not known; known: {', '.join(CLASSES)}")
     names = [name for given in request.suites for name in given.split(",")] or [_DEFAULT_SUITE]
     found: dict[GemmProblem, str] = {}
     for name in names:
@@ -92,14 +97,11 @@ def select_cases(request: Request) -> Cases:
     return [ordered[i * len(ordered) // request.limit] for i in range(request.limit)]
 
 
-def on_gpu(request: Request, screen: Console) -> Done:
-    """Choose, compile ahead, check and time on the current CUDA device."""
-    import torch
-
+def on_gpu(request: Request, screen: Console, device: torch.device, engine: timing.Engine | None = None) -> Done:
+    """Choose, compile ahead in parallel, check and time on a device; `engine` is how launches are timed, CUDA graphs by default."""
     import minblas
     from bench import sweep
 
-    device = torch.device("cuda", torch.cuda.current_device())
     began = time.perf_counter()
     said = _Voice(screen, request.as_json)
     where = environment.describe(device)
@@ -107,14 +109,15 @@ def on_gpu(request: Request, screen: Console) -> Done:
     budget = request.budget_s or _DEFAULT_BUDGET_S
     said(f"{where['gpu_name']}, torch {where['torch']}, triton {where['triton']}; {len(cases)} shapes, at most {budget:.0f} s")
     excluded = frozenset() if request.aten else frozenset({"aten"})
-    options = sweep.Options(request.rounds, budget, request.eager, request.workers)
+    options = sweep.Options(request.rounds, budget, request.eager)
     with minblas.options(exclude=excluded | minblas.options.get().exclude):
         plans = sweep.choose_all(cases, device)
         said(f"chosen in {time.perf_counter() - began:.1f} s; compiling on {request.workers or os.cpu_count()} processes")
-        compiled = sweep.compile_ahead(plans, device, request.workers)
-        where |= {"compile_ahead_seconds": round(compiled, 1), "rounds": request.rounds, "aten": request.aten}
-        said(f"compiled in {compiled:.1f} s")
-        results = list(_tracked(sweep.sweep(plans, device, options, began=began), len(plans), screen, request.as_json))
+        warm = minblas.warmup([plan.problem for plan in plans if plan.selection], device=device, workers=request.workers)
+        where |= {"compile_seconds": round(warm.seconds, 1), "binaries": warm.binaries}
+        where |= {"rounds": request.rounds, "aten": request.aten}
+        said(str(warm))
+        results = list(_tracked(sweep.sweep(plans, device, options, engine=engine, began=began), len(plans), request.as_json))
     done = Done(where, results, time.perf_counter() - began, [])
     _present(done, request, screen, missed=len(plans) - len(results))
     _print_worst(done, request, screen)
@@ -122,7 +125,7 @@ def on_gpu(request: Request, screen: Console) -> Done:
 
 
 def on_cpu(request: Request, arch: Arch, screen: Console) -> Done:
-    """Check small sizes in the interpreter, then show what `arch` would get on real ones."""
+    """Check small sizes in the interpreter, then show what `arch` would get on real ones (those of the suites, where given)."""
     import torch
 
     from bench import small
@@ -136,18 +139,24 @@ def on_cpu(request: Request, arch: Arch, screen: Console) -> Done:
     chosen = chosen[: request.limit]
     said(
         f"No NVIDIA GPU: {len(chosen)} small sizes, chosen as for {arch.name}, run through Triton's interpreter on the CPU and are "
-        "checked against float64 (about a minute). A CPU says nothing about speed, so there are no ratios."
+        "checked against float64: less than a minute. A CPU says nothing about speed, so there are no ratios."
     )
-    results = list(_tracked(small.check_all(chosen, arch, VARIANTS, tables), len(chosen), screen, request.as_json))
-    picks = small.picks(small.real_problems(), arch, VARIANTS, tables)
+    results = list(_tracked(small.check_all(chosen, arch, VARIANTS, tables), len(chosen), request.as_json))
+    wanted = [problem for _, problem in select_cases(request)] if request.suites else small.real_problems()
+    picks = small.picks(wanted, arch, VARIANTS, tables)
     done = Done(environment.describe(torch.device("cpu")), results, time.perf_counter() - began, [pick.as_dict() for pick in picks])
     if not request.as_json:
         screen.print(report.shape_table(results, f"Small sizes, chosen for {arch.name}, run on the CPU"))
-        right = sum(result.status == "ok" for result in results)
-        screen.print(f"{right} of {len(results)} right, in {done.seconds:.0f} s", highlight=False)
+        said(_tally(done))
         screen.print(small.pick_table(picks, arch))
     _save(done, request, said)
     return done
+
+
+def _tally(done: Done) -> str:
+    counts = Counter(result.status for result in done.results)
+    wrong = counts["wrong"] + counts["failed"]
+    return f"{counts['ok']} right, {counts['unserved']} refused, {wrong} wrong or failed, in {done.seconds:.0f} s\n"
 
 
 def _kept(problem: GemmProblem, request: Request) -> bool:
@@ -166,25 +175,12 @@ class _Voice:
             self._screen.print(line, highlight=False)
 
 
-def _tracked(results: Iterable[ShapeResult], total: int, screen: Console, silent: bool) -> Iterator[ShapeResult]:
-    """The results as they come, with a progress bar where someone is watching."""
-    with _progress(total, screen, silent) as advance:
+def _tracked(results: Iterable[ShapeResult], total: int, silent: bool) -> Iterator[ShapeResult]:
+    """The results as they come, with a progress bar on a terminal and a line now and then in a log."""
+    with Progress("shapes", total, show=not silent) as bar:
         for result in results:
-            advance(result)
+            bar.step(result.name)
             yield result
-
-
-@contextmanager
-def _progress(total: int, screen: Console, silent: bool) -> Iterator[Any]:
-    if silent or not screen.is_terminal:
-        yield lambda result: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("shapes", total=total)
-        yield lambda result: bar.update(task, advance=1, description=result.name)
 
 
 def _present(done: Done, request: Request, screen: Console, missed: int) -> None:
@@ -192,14 +188,14 @@ def _present(done: Done, request: Request, screen: Console, missed: int) -> None
     said = _Voice(screen, request.as_json)
     if not request.as_json:
         screen.print(report.class_table(done.results))
-    compile_seconds = sum(result.compile_seconds for result in done.results)
-    wrong = len(report.faults(done.results))
+    counts = done.environment
     said(
-        f"{len(done.results)} shapes in {done.seconds:.0f} s; compiled ahead in {done.environment['compile_ahead_seconds']} s, "
-        f"loaded in {compile_seconds:.1f} s; {wrong} wrong or failed"
+        f"{len(done.results)} shapes in {done.seconds:.0f} s; {counts['binaries']} binaries compiled and loaded in "
+        f"{counts['compile_seconds']} s; {len(report.faults(done.results))} wrong or failed"
     )
     if missed:
-        said(f"{missed} shapes were not reached within the budget (--budget)")
+        lost = done.results and done.results[-1].status == "failed"
+        said(f"{missed} shapes were not reached: " + ("the device was lost" if lost else "the budget was spent (--budget)"))
     _save(done, request, said)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.records import ShapeResult
-from heuristics.choose import Policy, Selection, choose
+from heuristics.choose import ForcedVariantError, Policy, Selection, choose
 from kernel_zoo.spec import Arch, Epilogue, GemmProblem, Operand, Variant
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def cases() -> list[Case]:
         of(128, 128, 128, "fp16", "nt"),
         of(128, 96, 256, "bf16", "tn"),
         of(96, 160, 64, "fp16", "tt"),
+        of(256, 256, 256, "bf16", "nt"),
+        of(384, 320, 128, "fp16", "nn"),
         of(256, 128, 64, "bf16", "nt"),
         of(80, 72, 32, "fp32", "nn"),
         of(64, 128, 96, "fp32", "nt", precision="tf32"),
@@ -58,6 +60,7 @@ def cases() -> list[Case]:
         of(192, 1, 256, "bf16", "nn"),
         of(16, 256, 256, "bf16", "nt"),
         of(8, 128, 1024, "fp16", "nn"),
+        of(64, 512, 512, "bf16", "nt"),
         of(96, 80, 4096, "bf16", "nt"),
         of(64, 64, 1, "bf16", "nn"),
         of(48, 40, 7, "fp16", "nt"),
@@ -70,8 +73,8 @@ def cases() -> list[Case]:
         of(32, 32, 64, "int8", "nt"),
     ]
     forced = [
-        Case(of(160, 192, 128, "bf16", "nt"), "persistent"),
-        Case(of(128, 128, 128, "bf16", "nt"), "tma"),
+        Case(of(320, 256, 128, "bf16", "nt"), "persistent"),
+        Case(of(256, 192, 128, "bf16", "nt"), "tma"),
         Case(of(90, 70, 300, "fp16", "nn", epilogue=_epilogue(90, 70, "fp16", bias=True, activation="relu")), "split_k"),
         Case(of(3, 200, 500, "bf16", "tn"), "gemv"),
         Case(of(70, 130, 90, "bf16", "tt"), "tiled"),
@@ -87,6 +90,10 @@ def check_all(
         try:
             selection = choose(case.problem, arch, variants, tables, policy=Policy(variant=case.variant or None))
             yield _check(case, selection, variants, arch, seed)
+        except ForcedVariantError as error:
+            yield ShapeResult.of(
+                case.problem, "small", status="unserved", message=str(error.refusal.sentence), variant=case.variant
+            )
         except Exception as error:  # a broken variant must not hide the others' results
             message = " ".join(f"{type(error).__name__}: {error}".split())[:400]
             yield ShapeResult.of(case.problem, "small", status="failed", message=message, variant=case.variant or None)
@@ -102,14 +109,14 @@ def _check(case: Case, selection: Selection, variants: Sequence[Variant], arch: 
     alpha, beta = _SCALARS[problem.epilogue.alpha], _SCALARS[problem.epilogue.beta]
     variant = next(variant for variant in variants if variant.name == selection.variant)
     slots = make_slots(problem, seed=seed)
-    launch.prepare(variant, problem, selection.tile, arch, torch.device("cpu"))(slots, alpha, beta)
+    launch.prepare(variant, problem, selection.tile, arch, torch.device("cpu"), forced=True)(slots, alpha, beta)
     verdict = verify(problem, slots, alpha, beta)
     found: dict[str, Any] = {
         "variant": selection.variant,
         "tile": selection.tile.describe() if selection.tile is not None else "",
         "rung": selection.rung,
         "error_ratio": verdict.worst,
-        "estimate_us": selection.estimate.time_us if selection.estimate is not None else None,
+        "estimate_us": selection.estimate.time_us,
     }
     if not verdict.ok:
         found |= {"status": "wrong", "message": verdict.message}
@@ -159,7 +166,7 @@ def pick_table(selections: Sequence[Selection], arch: Arch) -> Table:
             selection.variant,
             selection.tile.describe() if selection.tile is not None else "-",
             selection.rung,
-            f"{estimate.time_us:.1f}" if estimate is not None else "-",
-            f"{problem.flops / estimate.time_us / 1e6:.0f}" if estimate is not None else "-",
+            f"{estimate.time_us:.1f}",
+            f"{problem.flops / estimate.time_us / 1e6:.0f}",
         )
     return table

@@ -1,14 +1,15 @@
 """The cost of one tile on one device: the picture behind the model, and the numbers it needs beside sizes and rates.
 
 A launch is a number of programs over SMs, and the busiest SM decides. Each of its programs fills a pipeline, pays per k block for
-what it computes and what it moves, then stores. Device memory bounds the whole; splitting K adds a second pass over partial sums. Tile
-quantisation (blocks beyond the matrix still cost), wave quantisation (whole programs per SM) and the overlap of programs that share
-an SM follow from that picture. How close a kernel comes to each rate does not: that is in COEFFICIENTS, one row per variant, which a
-table file may replace by fitted ones. The built-in numbers are set by hand from published figures and measurements on Hopper.
+what it computes and what it moves, then stores. Device memory bounds the whole; splitting K adds a second pass over partial sums.
+Tile quantisation (blocks beyond the matrix still cost), wave quantisation (whole programs per SM) and the overlap of programs that
+share an SM follow from that picture. How close a kernel comes to each rate does not: that is in COEFFICIENTS, one row per variant,
+which a table file may replace by fitted ones. The built-in numbers are set by hand from published figures and Hopper measurements.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
@@ -50,7 +51,7 @@ COEFFICIENTS: Final[dict[str, Coefficients]] = {
     "persistent": Coefficients(step=0.10, compute=0.74, overlap=2.0, resident=0.7),
     "tma": Coefficients(fill=0.7, step=0.03, compute=0.82, overlap=5.0, resident=0.75),
     "split_k": Coefficients(fill=0.7, step=0.04, compute=0.80, overlap=4.0),
-    "gemv": Coefficients(launch=0.8, fill=0.4, step=0.03, compute=0.35, stream=0.93, latency=0.8, store=0.2),
+    "gemv": Coefficients(launch=0.8, fill=0.1, step=0.03, compute=0.35, stream=0.92, latency=0.8, store=0.1),
 }
 _UNKNOWN: Final = Coefficients(step=0.1, compute=0.7, overlap=2.0)
 
@@ -140,7 +141,7 @@ class Scorer:
         self._aligns = (problem.a.line_align, problem.b.line_align)
         self._layouts = (problem.a.layout, problem.b.layout)
         self._least_bytes = float(problem.least_bytes)
-        self._fits_l2 = problem.batch * (problem.m + problem.n) * problem.k * self._item <= arch.l2_bytes * _CACHE_SHARE
+        self._cache_bytes = arch.l2_bytes * _CACHE_SHARE
         self._empty = min(problem.batch, problem.m, problem.n) <= 0
 
     def time_us(self, variant: str, tile: TileConfig | None) -> float:
@@ -275,7 +276,7 @@ class Scorer:
         if wide:
             return (2 * bm + bn * (1 + max(1, bm // 64))) * column
         if self._fma:
-            side = (bm * bn / (32 * warps)) ** 0.5  # a thread's square of the tile; 8 threads of a warp share each read
+            side = math.sqrt(bm * bn / (32 * warps))  # a thread's square of the tile; 8 threads of a warp share each read
             return (bm + bn + 8 * side * warps) * column
         across = max(1, min(warps, bn // 32))
         return (bm * (1 + across) + bn * (1 + max(1, warps // across))) * column
@@ -298,19 +299,22 @@ class Scorer:
     def _memory_bytes(self, shape: _Shape, tile: TileConfig, swap: bool, wave: int) -> float:
         """Traffic with device memory: each operand once where L2 holds it, else again for some bands of tiles."""
         p = self.problem
-        if self._fits_l2:
-            return self._least_bytes
-        rows, cols = (p.n, p.m) if swap else (p.m, p.n)
-        down = min(tile.group_m, shape.tiles_m)
-        across = min(cdiv(wave, down), shape.tiles_n)
-        again = (cdiv(shape.tiles_n, across) - 1) * rows + (cdiv(shape.tiles_m, down) - 1) * cols
-        return self._least_bytes + 0.25 * again * p.k * self._item * p.batch  # most of what is asked again is still there
+        line = p.k * self._item
+        rows, cols = (p.n * line, p.m * line) if swap else (p.m * line, p.n * line)
+        across = min(cdiv(wave, min(tile.group_m, shape.tiles_m)), shape.tiles_n)
+        down = min(cdiv(wave, across), shape.tiles_m)
+        again = 0
+        if rows > self._cache_bytes:
+            again += (cdiv(shape.tiles_n, across) - 1) * rows
+        if cols > self._cache_bytes:
+            again += (cdiv(shape.tiles_m, down) - 1) * cols
+        return self._least_bytes + 0.25 * again * p.batch  # most of what is asked again is still there
 
     def _reduction_us(self, split: int, c: Coefficients) -> float:
         """A second launch that reads every partial sum, mostly from L2, and writes the result."""
         elements = self.problem.batch * self.problem.m * self.problem.n
         partial = 4 * elements * split
-        fast = 0.5 * self._l2 if partial < self.arch.l2_bytes * _CACHE_SHARE else self._bandwidth * c.stream
+        fast = 0.5 * self._l2 if partial < self._cache_bytes else self._bandwidth * c.stream
         reach = min(1.0, max(1, elements // 512) / self.arch.sm_count)
         result = elements * (self._out_item + self._extra_item) / (self._bandwidth * c.stream)
         return _SECOND_LAUNCH_US + c.store + 0.02 * split + partial / (fast * reach) + result
@@ -318,8 +322,11 @@ class Scorer:
 
 def _join(a: float, b: float) -> float:
     """Slightly more than the longer of two times that run at once."""
-    longer = max(a, b)
-    return longer and longer * (1 + (min(a, b) / longer) ** _ROOF_EXPONENT) ** (1 / _ROOF_EXPONENT)
+    longer, shorter = max(a, b), min(a, b)
+    if longer <= 0:
+        return 0.0
+    more: float = (1 + (shorter / longer) ** _ROOF_EXPONENT) ** (1 / _ROOF_EXPONENT)
+    return longer * more
 
 
 def _sector_waste(run_bytes: int) -> float:

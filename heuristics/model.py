@@ -1,4 +1,4 @@
-"""The analytical model's answers: estimate a tile, rank all legal ones, shortlist those worth measuring. The picture is in `cost`."""
+"""The analytical model's answers: estimate a tile, rank the legal ones, shortlist those worth measuring. `cost` has the picture."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def proposals(scorer: Scorer, variants: Iterable[Variant]) -> list[Proposal]:
             continue
         tiles: Sequence[TileConfig | None] = variant.space(problem, arch) if variant.recipe is not None else (None,)
         found += [(scorer.time_us(variant.name, tile), order, variant, tile) for order, tile in enumerate(tiles, len(found))]
-    found.sort(key=lambda item: item[:2])
+    found.sort()  # the order of mention is unique: variants are never compared
     return found
 
 
@@ -55,8 +55,8 @@ def shortlist(
 ) -> list[Candidate]:
     """The candidates worth measuring, best first: the model's favourites, varied.
 
-    A model that is wrong about a family must not hide it from a tuner, so each variant that can serve sends its best two tiles. One that
-    cannot tell two knobs apart must not fill the list with them, so sides (block_m, block_n, block_k) recur at most three times.
+    A model that is wrong about a family must not hide it from a tuner, so each variant that can serve sends its best two tiles. One
+    that cannot tell two knobs apart must not fill the list with them, so block_m x block_n x block_k recurs three times at most.
     """
     ranked = rank(problem, arch, variants, fitted)
     families: dict[str, set[tuple[int, ...]]] = {}

@@ -220,7 +220,7 @@ def _row(entry: TableEntry) -> dict[str, Any]:
         "low_us": _rounded(entry.low_us),
         "high_us": _rounded(entry.high_us),
         "torch_us": _rounded(entry.torch_us),
-        "source": entry.source,
+        "source": entry.source if entry.source != "measured" else "",
         "date": entry.date,
         "triton": entry.triton,
         "runner_ups": [_runner_up(measurement) for measurement in entry.runner_ups],
@@ -262,11 +262,11 @@ def _sentence(error: ValidationError) -> str:
 
 
 __all__ = [
-    "SCHEMA_VERSION",
     "EntryModel",
     "EnvironmentModel",
     "EvidenceModel",
     "KeyModel",
+    "SCHEMA_VERSION",
     "TableFileError",
     "TableModel",
     "dumps",

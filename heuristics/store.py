@@ -1,7 +1,7 @@
 """Where tables lie and how they are written: packaged beside this file, the user's own in the platform's data directory.
 
 A reader never fails because of a file: what cannot be used is a miss, with one warning that says which file and why. A writer
-holds a lock, merges with what is on disk and replaces the file in one step: a kill at any moment leaves the old file or the new one.
+holds a lock, merges with what is on disk and replaces the file in one step: a kill leaves the old file or the new one, whole.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ def _sync_directory(directory: Path) -> None:
 
 
 __all__ = [
-    "PACKAGED",
     "Change",
     "Finding",
+    "PACKAGED",
     "TableFileError",
     "diff",
     "load",

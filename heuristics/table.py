@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
-from heuristics.archs import device_name
+from heuristics.archs import ARCHS, device_name
 from kernel_zoo.spec import ITEMSIZE, VECTOR_BYTES, Arch, Epilogue, GemmProblem, Operand, TileConfig, cdiv
 
 Source = Literal["measured", "modelled", "hand"]
@@ -157,8 +157,10 @@ class Environment:
 
     @property
     def device(self) -> str:
-        """The project's name of the GPU."""
-        return device_name(self.gpu_name)
+        """The project's name of the GPU; a slice of one, or another cut of the chip, is a device of its own."""
+        name = device_name(self.gpu_name)
+        whole = name not in ARCHS or ARCHS[name].sm_count == self.sm_count
+        return name if whole else f"{name}-{self.sm_count}sm"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ Slots = dict[str, "torch.Tensor"]
 def scalars(problem: GemmProblem) -> tuple[float, float]:
     """Values of alpha and beta of the problem's classes; unequal ones, so that neither can stand for the other."""
     epilogue = problem.epilogue
-    return {"0": 0.0, "1": 1.0, "x": 1.25}[epilogue.alpha], {"0": 0.0, "1": 1.0, "x": -0.75}[epilogue.beta]
+    alpha, beta = (3.0, -2.0) if problem.acc_dtype == "int32" else (1.25, -0.75)
+    return {"0": 0.0, "1": 1.0, "x": alpha}[epilogue.alpha], {"0": 0.0, "1": 1.0, "x": beta}[epilogue.beta]
 
 
 def footprint(operand: Operand, batch: int) -> int:

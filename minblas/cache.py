@@ -1,7 +1,7 @@
 """The plan cache: a bounded dict with second chances.
 
-A hit is one dict lookup and takes no lock; inserting, evicting and clearing do. A plan whose `used` flag was set since the hand last
-passed is kept once more. Clearing starts a new generation, so that a plan that was being made meanwhile is not stored.
+A hit is one dict lookup and takes no lock; inserting, evicting and clearing do. A plan whose `used` flag was set since the hand
+last passed is kept once more. Clearing starts a new generation, so that a plan that was being made meanwhile is not stored.
 Leaf: standard library only.
 """
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel_zoo.spec import Arch, GemmProblem, Refusal, TileConfig, Variant
+from kernel_zoo.spec import Arch, GemmProblem, Refusal, TileConfig, Variant, cdiv
 from minblas import log, quarantine
 from minblas.check_cases import Case, cases
 from minblas.errors import UnknownVariantError, suggestion
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 5
 _CPU_TILES: Final = 3
+_CPU_PROGRAMS: Final = 12  # of one case; the interpreter takes about 10 ms for each
 _CPU_SECONDS: Final = 60.0  # far above what a check takes; a kernel that never ends its cases is stopped between two of them
 
 
@@ -32,7 +33,8 @@ class CheckReport:
     Attributes:
         right, refused, wrong: counts of cases.
         failures: the first wrong cases, in words.
-        refusals: how many cases were refused by each reason.
+        refusals: how many cases each rule refused.
+        examples: the first refusal of each rule, as a sentence.
         skipped: cases left out because time was up.
         quarantined: nothing will pick the variant.
     """
@@ -45,6 +47,7 @@ class CheckReport:
     seconds: float
     failures: tuple[str, ...] = ()
     refusals: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
     skipped: int = 0
     quarantined: bool = False
 
@@ -60,11 +63,12 @@ class CheckReport:
     def __str__(self) -> str:
         how = "CPU, through the interpreter" if self.device == "cpu" else self.device
         skipped = f", {self.skipped} left out" if self.skipped else ""
-        lines = [f"{self.variant} ({how}): {self.right} right, {self.refused} refused, {self.wrong} wrong{skipped} in {self.seconds:.1f} s"]
+        counts = f"{self.right} right, {self.refused} refused, {self.wrong} wrong{skipped}"
+        lines = [f"{self.variant} ({how}): {counts} in {self.seconds:.1f} s"]
         lines += [f"  wrong: {failure}" for failure in self.failures]
         if self.wrong > len(self.failures):
             lines.append(f"  wrong: {self.wrong - len(self.failures)} more")
-        lines += [f"  refused {count}: {sentence}" for sentence, count in self.refusals.items()]
+        lines += [f"  refused {count} by {rule}, e.g. {self.examples[rule]}" for rule, count in self.refusals.items()]
         if self.quarantined:
             lines.append("  quarantined: nothing picks it until a check passes")
         elif not self.right and not self.wrong:
@@ -113,6 +117,7 @@ def run_cases(variant: Variant, arch: Arch, device: torch.device, todo: list[Cas
     right = 0
     failures: list[str] = []
     refusals: Counter[str] = Counter()
+    examples: dict[str, str] = {}
     skipped = 0
     for index, case in enumerate(todo):
         if device.type == "cpu" and time.perf_counter() - began > _CPU_SECONDS:
@@ -121,7 +126,8 @@ def run_cases(variant: Variant, arch: Arch, device: torch.device, todo: list[Cas
         for tile in _tiles(variant, case.problem, arch, device, index):
             outcome = tile if isinstance(tile, Refusal) else _outcome(variant, case, tile, arch, device)
             if isinstance(outcome, Refusal):
-                refusals[outcome.sentence if outcome.rule != "tile" else "no declared tile fits"] += 1
+                refusals[outcome.rule] += 1
+                examples.setdefault(outcome.rule, outcome.sentence)
             elif outcome:
                 failures.append(outcome)
             else:
@@ -135,12 +141,15 @@ def run_cases(variant: Variant, arch: Arch, device: torch.device, todo: list[Cas
         time.perf_counter() - began,
         tuple(failures[:_SHOWN]),
         dict(refusals.most_common()),
+        examples,
         skipped,
         bool(failures),
     )
 
 
-def _tiles(variant: Variant, problem: GemmProblem, arch: Arch, device: torch.device, index: int) -> Iterator[TileConfig | Refusal | None]:
+def _tiles(
+    variant: Variant, problem: GemmProblem, arch: Arch, device: torch.device, index: int
+) -> Iterator[TileConfig | Refusal | None]:
     """The tiles to run a case with: one, in turn, so that the cases together meet all of them. Or why there is none."""
     if device.type == "cpu" and not variant.interpretable:
         yield Refusal("device", "the device is a CPU", "a GPU: this variant cannot be interpreted")
@@ -155,27 +164,34 @@ def _tiles(variant: Variant, problem: GemmProblem, arch: Arch, device: torch.dev
         yield tried[0][1] if tried else Refusal("tile", "there is no candidate tile", "at least one")
         return
     if device.type == "cpu":
-        legal = _small(legal)
+        legal = _small(legal, problem)
     yield legal[index % len(legal)]
 
 
-def _small(tiles: list[TileConfig]) -> list[TileConfig]:
-    """The smallest tiles that differ in what an interpreter can see."""
+def _small(tiles: list[TileConfig], problem: GemmProblem) -> list[TileConfig]:
+    """The smallest tiles that differ in what an interpreter can see, leaving out those that cut the problem into many programs."""
+    programs = {tile: problem.batch * cdiv(problem.m, tile.block_m) * cdiv(problem.n, tile.block_n) * tile.split_k for tile in tiles}
+    most = max(_CPU_PROGRAMS, min(programs.values()))
     distinct: dict[tuple[object, ...], TileConfig] = {}
     for tile in sorted(tiles, key=lambda tile: tile.block_m * tile.block_n * tile.block_k):
-        distinct.setdefault((tile.block_m, tile.block_n, tile.block_k, tile.split_k, tile.knobs), tile)
+        if programs[tile] <= most:
+            distinct.setdefault((tile.block_m, tile.block_n, tile.block_k, tile.split_k, tile.knobs), tile)
     return list(distinct.values())[:_CPU_TILES]
 
 
-def _outcome(variant: Variant, case: Case, tile: TileConfig | None, arch: Arch, device: torch.device) -> str:
-    """What is wrong with the variant on this case, in words; empty where nothing is."""
+def _outcome(variant: Variant, case: Case, tile: TileConfig | None, arch: Arch, device: torch.device) -> str | Refusal:
+    """What is wrong with the variant on this case, in words; "" where nothing is. A refusal where it could not be run as it is."""
     from kernel_zoo.reference import make_slots, verify
     from minblas import launch
+    from minblas.oracle import isolated
 
     alpha, beta = case.scalars
     try:
-        slots = make_slots(case.problem, device, seed=17, fill=case.fill)
-        launch.prepare(variant, case.problem, tile, arch, device)(slots, alpha, beta)
+        slots = isolated(make_slots(case.problem, device, seed=17, fill=case.fill))
+        prepared = launch.prepare(variant, case.problem, tile, arch, device, forced=True)
+        if prepared.variant != variant.name:
+            return Refusal("device", prepared.reason, "a GPU")
+        prepared(slots, alpha, beta)
         verdict = verify(case.problem, slots, alpha, beta)
     except Exception as error:  # whatever a kernel, a recipe or a launcher raises is a finding about it
         fault = f"{type(error).__name__}: {error}"

@@ -23,7 +23,11 @@ from minblas.buffers import scalars
 Fill = Literal["normal", "integers", "special", "large"]
 
 LAYOUTS: Final = ("nn", "nt", "tn", "tt", "sn", "ns")
-TYPES: Final = tuple((dtype, "") for dtype in ITEMSIZE if dtype != "fp32") + tuple(("fp32", precision) for precision in FP32_PRECISIONS)
+FORMS: Final = ("any", "deep", "row", "column")  # what special kernels are made for: a long K, a few rows, a few columns
+_NOMINAL: Final = (64, 64, 64)
+TYPES: Final = tuple((dtype, "") for dtype in ITEMSIZE if dtype != "fp32") + tuple(
+    ("fp32", precision) for precision in FP32_PRECISIONS
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +51,48 @@ class _Maker:
     dtype: str
     precision: str
     layout: str
+    form: str = "any"
 
     def __call__(
-        self, m: int, n: int, k: int, *, layout: str = "", batch: int = 1, pad: int = 0, shared: str = "", narrow: bool = False, epilogue: str = ""
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        layout: str = "",
+        batch: int = 1,
+        pad: int = 0,
+        shared: str = "",
+        narrow: bool = False,
+        epilogue: str = "",
     ) -> GemmProblem:
-        """A problem; `pad` elements between lines, `shared` operands without a batch stride, `narrow`: addresses aligned to one element."""
+        """A problem.
+
+        Args:
+            m: rows of the result.
+            n: its columns.
+            k: what is summed over.
+            batch: matrices.
+            layout: of A and B; the maker's by default.
+            pad: elements between lines.
+            shared: operands ("a", "b") that have one matrix for the whole batch.
+            narrow: addresses aligned to one element only.
+            epilogue: see `_epilogue`.
+        """
         layout = layout or self.layout
+        m, n, k = self._formed(m, n, k)
         out = default_out_dtype(self.dtype)
         align = ITEMSIZE[self.dtype] if narrow else 16
         a = _stored(self.dtype, m, k, layout[0], pad, align, 1 if "a" in shared else batch)
         b = _stored(self.dtype, k, n, layout[1], pad, align, 1 if "b" in shared else batch)
         result = _stored(out, m, n, "n", pad, ITEMSIZE[out] if narrow else 16, batch)
         return GemmProblem(batch, m, n, k, a, b, result, _epilogue(epilogue, result, batch), self.precision)
+
+    def _formed(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        """Sizes brought into the form that the variant takes, with the same tails."""
+        if self.form == "deep" and k:
+            return m, n, k + 1024
+        return (1 + (m - 1) % 4 if self.form == "row" else m), (1 + (n - 1) % 4 if self.form == "column" else n), k
 
 
 def _stored(dtype: str, rows: int, cols: int, letter: str, pad: int, align: int, batch: int) -> Operand:
@@ -88,24 +122,36 @@ def cases(variant: Variant, arch: Arch, *, quick: bool = False) -> list[Case]:
     makers = [maker for dtype, precision in TYPES if (maker := _maker(variant, arch, dtype, precision)) is not None]
     if not makers:  # whatever it refuses here, it says why
         makers = [_Maker("bf16", "", "nn")]
-    found = []
+    found: list[Case] = []
     for index, maker in enumerate(makers):
-        tile = _tile(variant, maker(256, 256, 256), arch)
-        groups = [_telling(maker, tile)] if index or quick else [_telling(maker, tile), _shapes(maker, tile), _memory(maker, tile), _epilogues(maker, tile)]
-        found += [case for group in groups for case in group]
-    return found
+        tile = _tile(variant, maker, arch)
+        groups = (_telling,) if index or quick else (_telling, _shapes, _memory, _epilogues)
+        found += [case for group in groups for case in group(maker, tile)]
+    # What Inf and NaN give in complex arithmetic depends on how a product is put together; no kernel is right or wrong about it.
+    return [case for case in found if case.fill != "special" or not case.problem.dtype.startswith("complex")]
 
 
 def _maker(variant: Variant, arch: Arch, dtype: str, precision: str) -> _Maker | None:
-    """Problems in a type and in the first layout that the variant takes, if any."""
-    makers = (_Maker(dtype, precision, layout) for layout in LAYOUTS)
-    return next((maker for maker in makers if variant.refusal(maker(256, 256, 256), arch) is None), None)
+    """Problems in a type, in the first form and layout that the variant takes with some tile, if any."""
+    for form in FORMS:
+        for layout in LAYOUTS:
+            maker = _Maker(dtype, precision, layout, form)
+            if variant.refusal(maker(*_NOMINAL), arch) is None and (variant.recipe is None or _legal(variant, maker, arch)):
+                return maker
+    return None
 
 
-def _tile(variant: Variant, problem: GemmProblem, arch: Arch) -> TileConfig:
+def _legal(variant: Variant, maker: _Maker, arch: Arch) -> list[TileConfig]:
+    problem = maker(*_NOMINAL)
+    return [tile for tile in variant.space(problem, arch) if variant.refusal(problem, arch, tile) is None]
+
+
+def _tile(variant: Variant, maker: _Maker, arch: Arch) -> TileConfig:
     """The smallest legal tile, around whose sides sizes are chosen."""
-    legal = [tile for tile in variant.space(problem, arch) if variant.refusal(problem, arch, tile) is None]
-    return min(legal, key=lambda tile: tile.block_m * tile.block_n * tile.block_k, default=TileConfig(32, 32, 32))
+    smallest = min(
+        _legal(variant, maker, arch), key=lambda tile: tile.block_m * tile.block_n * tile.block_k, default=TileConfig(32, 32, 32)
+    )
+    return replace(smallest, block_m=max(smallest.block_m, 8), block_n=max(smallest.block_n, 8), block_k=max(smallest.block_k, 8))
 
 
 def _telling(make: _Maker, tile: TileConfig) -> Iterator[Case]:
@@ -122,7 +168,16 @@ def _telling(make: _Maker, tile: TileConfig) -> Iterator[Case]:
 
 def _shapes(make: _Maker, tile: TileConfig) -> Iterator[Case]:
     m, n, k = tile.block_m, tile.block_n, tile.block_k
-    for sizes in ((1, 1, 1), (3, 5, 7), (1, n, k), (m, 1, k), (17, n + 8, 1), (m - 1, n - 1, k - 1), (15, 16, 17), (5 * m, 3 * n, k)):
+    for sizes in (
+        (1, 1, 1),
+        (3, 5, 7),
+        (1, n, k),
+        (m, 1, k),
+        (17, n + 8, 1),
+        (m - 1, n - 1, k - 1),
+        (15, 16, 17),
+        (5 * m, 3 * n, k),
+    ):
         yield Case("an odd shape" if any(size % 8 for size in sizes) else "many tiles", make(*sizes))
     yield Case("a long K", make(16, 16, 20 * k + 8))
     yield Case("nothing to multiply", make(m, n, 0))
@@ -145,7 +200,17 @@ def _memory(make: _Maker, tile: TileConfig) -> Iterator[Case]:
 
 def _epilogues(make: _Maker, tile: TileConfig) -> Iterator[Case]:
     m, n, k = tile.block_m + 16, tile.block_n + 16, tile.block_k + 16
-    for words in ("alpha", "c", "beta", "alpha beta c-row", "beta c-fp32", "bias-n", "bias-m", "alpha beta bias-n", *ACTIVATIONS[1:]):
+    for words in (
+        "alpha",
+        "c",
+        "beta",
+        "alpha beta c-row",
+        "beta c-fp32",
+        "bias-n",
+        "bias-m",
+        "alpha beta bias-n",
+        *ACTIVATIONS[1:],
+    ):
         yield Case(words, make(m, n, k, epilogue=words))
     yield Case("NaN in what is added", make(m, n, k, epilogue="beta bias-n"), "special")
     yield Case("relu keeps NaN", make(m, n, k, epilogue="relu"), "special")

@@ -68,7 +68,9 @@ class Declared:
     def _device(self, problem: GemmProblem, arch: Arch) -> Refusal | None:
         if arch.capability >= self.capability:
             return None
-        return Refusal("capability", f"{arch.name} has compute capability {_dotted(arch.capability)}", f"{_dotted(self.capability)} or newer")
+        return Refusal(
+            "capability", f"{arch.name} has compute capability {_dotted(arch.capability)}", f"{_dotted(self.capability)} or newer"
+        )
 
     def _dtype(self, problem: GemmProblem, arch: Arch) -> Refusal | None:
         needed = " or ".join(precision or dtype for dtype, precision in self.types)
@@ -96,13 +98,16 @@ class Declared:
         if problem.k == 0:
             return Refusal("empty", "k is 0 or alpha is 0: nothing is multiplied", "a product to compute")
         if problem.needs_int64() and not self.wide:
-            return Refusal("size", "an operand is reached by offsets past 2^31 - 1", "32-bit offsets: it was registered without wide=True")
+            return Refusal(
+                "size", "an operand is reached by offsets past 2^31 - 1", "32-bit offsets: it was registered without wide=True"
+            )
         return None
 
     def _alignment(self, problem: GemmProblem, arch: Arch) -> Refusal | None:
         for name, operand in (("a", problem.a), ("b", problem.b), ("out", problem.out)):
             if operand.line_align < self.alignment:
-                given = f"{name}'s lines start at multiples of {operand.line_align} bytes (leading dimension {operand.leading}, {operand.dtype})"
+                where = f"(leading dimension {operand.leading}, {operand.dtype})"
+                given = f"{name}'s lines start at multiples of {operand.line_align} bytes {where}"
                 return Refusal("alignment", given, f"multiples of {self.alignment} bytes")
         return None
 
@@ -112,7 +117,7 @@ class Declared:
         if epilogue.plain or self.epilogue == "full" or (self.epilogue == "alpha_beta" and not extra):
             return None
         parts = {
-            f"alpha {epilogue.alpha}": epilogue.alpha != "1",
+            f"alpha {epilogue.alpha.replace('x', 'other than 1')}": epilogue.alpha != "1",
             "c": epilogue.c is not None,
             "bias": epilogue.bias is not None,
             epilogue.activation: epilogue.activation != "none",
@@ -148,7 +153,14 @@ def declare(
     if alignment not in (1, 2, 4, 8, VECTOR_BYTES):
         raise ArgumentError(f"{name}: alignment is {alignment}", "1, 2, 4, 8 or 16 bytes")
     return Declared(
-        tuple(_type(dtype) for dtype in dtypes), tuple(layouts), epilogue, tuple(candidates), _capability(name, capability), alignment, batch, wide
+        tuple(_type(dtype) for dtype in dtypes),
+        tuple(layouts),
+        epilogue,
+        tuple(candidates),
+        _capability(name, capability),
+        alignment,
+        batch,
+        wide,
     )
 
 
@@ -179,7 +191,8 @@ def sample_problem(declared: Declared, size: int = 64) -> GemmProblem:
     """A small problem that meets the declarations."""
     dtype, precision = declared.types[0]
     a, b = (
-        Operand.of(dtype, size, size, {"n": (0, size, 1), "t": (0, 1, size), "s": (0, 2 * size, 2)}[letter]) for letter in declared.layouts[0]
+        Operand.of(dtype, size, size, {"n": (0, size, 1), "t": (0, 1, size), "s": (0, 2 * size, 2)}[letter])
+        for letter in declared.layouts[0]
     )
     out = Operand.dense(default_out_dtype(dtype), size, size)
     return GemmProblem(1, size, size, size, a, b, out, precision=precision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heuristics import archs
 from kernel_zoo.spec import Arch
@@ -34,16 +34,20 @@ def arch_of(device: torch.device) -> Arch:
     """The device as the choice sees it: a GPU's own figures, or, for the CPU, the device that options(arch=...) names."""
     if device.type != "cuda":
         return named_arch(settings.current().arch)
-    index = device.index
-    if index is None:
-        import torch
-
-        index = torch.cuda.current_device()
+    index = index_of(device)
     found = _FOUND.get(index)
     if found is None:
         with _LOCK:
-            found = _FOUND[index] = _FOUND.get(index) or _measure(index)
+            found = _FOUND.setdefault(index, _measure(index))
     return found
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a GPU; the current one's where the device names none."""
+    import torch
+
+    index: int | None = device.index  # torch's types leave the None out
+    return int(torch.cuda.current_device()) if index is None else index
 
 
 def _measure(index: int) -> Arch:
@@ -59,7 +63,7 @@ def _measure(index: int) -> Arch:
         name = f"{name}-{sms}sm"  # a slice of a GPU, or another cut of the chip: its measurements are its own
     share = sms / listed.sm_count
     driver = "the driver's device properties"
-    figures = {
+    figures: dict[str, Any] = {
         "capability": capability,
         "sm_count": sms,
         "smem_per_block": getattr(properties, "shared_memory_per_block_optin", listed.smem_per_block),
@@ -79,15 +83,14 @@ def stream(device: torch.device) -> int:
         return 0
     import torch
 
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(torch._C._cuda_getCurrentRawStream(index))
+    return int(torch._C._cuda_getCurrentRawStream(index_of(device)))
 
 
 def precision_setting(device_type: str) -> str:
     """How torch's own settings let fp32 products be formed on a kind of device: "ieee" or "tf32".
 
-    The getter resolves both of torch's interfaces and never raises; the older properties raise once the newer ones were set. A CPU's
-    "bf16" is read as TF32: it is the nearest that the kernels offer.
+    The getter resolves both of torch's interfaces and never raises; the older properties raise once the newer ones were set.
+    A CPU's "bf16" is read as TF32: it is the nearest that the kernels offer.
     """
     import torch
 

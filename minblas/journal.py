@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
+from minblas.errors import MinblasError
 
 VERSION: Final = 1
 _SAME: Final = ("gpu", "triton", "torch")  # times taken under other values of these are not comparable
 
 
-class JournalError(ValueError):
+class JournalError(MinblasError, ValueError):
     """A journal that this tune cannot continue."""
 
 
@@ -63,7 +64,7 @@ class Journal:
 
     Attributes:
         path: the file.
-        done: the rows of finished shapes found in it, by problem identity.
+        done: the rows of shapes with a winner found in it, by problem identity; the others are tried again.
         faults: (problem identity, variant, tile description) of candidates after which the device was lost.
 
     Raises:
@@ -98,7 +99,7 @@ class Journal:
         for number, (row, end) in enumerate(read_lines(self.path)):
             if number == 0:
                 self._check(row, environment)
-            elif row.get("kind") == "shape":
+            elif row.get("kind") == "shape" and row["winner"] is not None:
                 self.done[_identity_of(row)] = row
             elif row.get("kind") == "fault":
                 self.faults.add((_identity_of(row), row["variant"], row["tile"]))
@@ -107,12 +108,14 @@ class Journal:
 
     def _check(self, header: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         if header.get("kind") != "header" or header.get("version") != VERSION:
-            raise JournalError(f"{self.path} is not a tuning journal of version {VERSION}; give another path, or remove it")
+            raise JournalError(
+                f"{self.path} begins otherwise than a journal does", f"a tuning journal of version {VERSION}", "give another path"
+            )
         then = header["environment"]
         for name in _SAME:
             if then.get(name) != environment.get(name):
                 given = f"{self.path} was taken with {name} {then.get(name)} and this machine has {environment.get(name)}"
-                raise JournalError(f"{given}; times of the two do not compare: give another path")
+                raise JournalError(given, "times that compare", "give another path for this machine's journal")
 
 
 def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
@@ -131,7 +134,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             row = None
         if not isinstance(row, dict):
             if end == 0 and line.endswith(b"\n"):
-                raise JournalError(f"{path} is not a tuning journal: its first line is not a JSON object")
+                raise JournalError(f"the first line of {path} is not a JSON object", "a tuning journal", "give another path")
             return
         end += len(line)
         yield row, end
@@ -141,4 +144,13 @@ def _identity_of(row: Mapping[str, Any]) -> str:
     return identity(problem_from_dict(row["problem"]))
 
 
-__all__ = ["Journal", "JournalError", "identity", "problem_from_dict", "problem_to_dict", "read_lines", "tile_from_dict", "tile_to_dict"]
+__all__ = [
+    "Journal",
+    "JournalError",
+    "identity",
+    "problem_from_dict",
+    "problem_to_dict",
+    "read_lines",
+    "tile_from_dict",
+    "tile_to_dict",
+]

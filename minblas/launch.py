@@ -125,9 +125,9 @@ def is_ready(variant: Variant, problem: GemmProblem, tile: TileConfig | None, ar
     """Whether `prepare` would neither compile nor load anything."""
     if variant.recipe is None or tile is None or device.type != "cuda":
         return True
-    from minblas import launch_cuda
+    from minblas.binaries import BINARIES
 
-    return launch_cuda.BINARIES.holds(variant.plan(problem, tile, arch), device)
+    return BINARIES.holds(variant.plan(problem, tile, arch), device)
 
 
 def _opaque(variant: Variant, problem: GemmProblem, device: torch.device) -> Prepared:

@@ -1,9 +1,9 @@
 """Compiled kernels on a GPU: one cache of loaded binaries, and the direct launch.
 
-The direct launch calls the compiled kernel's C launcher with addresses instead of going through triton's JIT, which costs several times
-as much host time. It skips triton's specialisation guards, so a plan may only be used for operands of the alignment and strides it was
-made for: the plan cache's key sees to that. It is used for the triton versions it was tested with, after it gave the right answer once
-in this process; otherwise triton's own launch is.
+The direct launch calls the compiled kernel's C launcher with addresses instead of going through triton's JIT, which costs several
+times as much host time. It skips triton's specialisation guards, so a plan may only be used for operands of the alignment and
+strides it was made for: the plan cache's key sees to that. It is used for the triton versions it was tested with, after it gave
+the right answer once in this process; otherwise triton's own launch is.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kernel_zoo import build, catalog
 from kernel_zoo.spec import Arch, Descriptor, GemmProblem, KernelCall, Recipe, Resources, Scalar, Variant, View
 from minblas import log
-from minblas.cache import CACHE
-from minblas.errors import LaunchError
+from minblas.binaries import BINARIES
 from minblas.launch import Prepared, Slots
-from minblas.stats import COUNTERS
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +41,7 @@ class Address:
 
 
 class HostDescriptor:
-    """A tensor descriptor with the attributes that triton's launcher reads, without the checks its own class makes at every launch."""
+    """A tensor descriptor with the attributes that triton's launcher reads, without the checks of its own class."""
 
     __slots__ = ("base", "block_shape", "padding", "round_f32_to_tf32", "shape", "strides")
 
@@ -59,7 +57,18 @@ class HostDescriptor:
 class DirectLaunch:
     """One launch of a compiled kernel. Holds the argument list with gaps for addresses and scalars, and no tensor."""
 
-    __slots__ = ("_arguments", "_binary", "_descriptors", "_function", "_grid", "_knobs", "_metadata", "_pointers", "_run", "_scalars")
+    __slots__ = (
+        "_arguments",
+        "_binary",
+        "_descriptors",
+        "_function",
+        "_grid",
+        "_knobs",
+        "_metadata",
+        "_pointers",
+        "_run",
+        "_scalars",
+    )
 
     def __init__(self, call: KernelCall, binary: Any, knobs: Any) -> None:
         from kernel_zoo.matrices import TORCH_DTYPES
@@ -196,52 +205,6 @@ class Compiled(Prepared):
         return tuple(build.resources(binary) for binary in self._binaries)
 
 
-class Binaries:
-    """Loaded kernels by (specialisation, device index): a loaded function belongs to one device."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[tuple[build.Specialisation, int], Any] = {}
-        self._lock = threading.RLock()
-
-    def holds(self, recipe: Recipe, device: torch.device) -> bool:
-        """Whether every launch of a recipe is loaded on a device."""
-        import torch
-
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return all((build.specialise(call), index) in self._loaded for call in recipe.calls)
-
-    def get(self, spec: build.Specialisation, index: int, arch: Arch) -> Any:
-        """The loaded kernel, compiled first where it must be. One at a time: triton's compiler is not made for threads.
-
-        Raises:
-            LaunchError: it needs more shared memory than the device has.
-        """
-        key = (spec, index)
-        found = self._loaded.get(key)
-        if found is not None:
-            return found
-        import torch
-
-        with self._lock, torch.cuda.device(index):
-            found = self._loaded.get(key)
-            if found is None:
-                started = time.perf_counter()
-                found = build.compile_binary(spec, arch.cc)
-                _check_shared(found, arch)
-                found.run  # noqa: B018  (loads the module)
-                self._loaded[key] = found
-                COUNTERS.add_compile(time.perf_counter() - started)
-                CACHE.drop_provisional()
-        return found
-
-
-def _check_shared(binary: Any, arch: Arch) -> None:
-    needed = binary.metadata.shared
-    if needed > arch.smem_per_block:
-        raise LaunchError(f"{binary.metadata.name} takes {needed:,} bytes of shared memory", f"at most {arch.smem_per_block:,} on {arch.name}")
-
-
-BINARIES: Final = Binaries()
 _VERDICTS: Final[dict[bool, bool]] = {}
 _VERDICT_LOCK: Final = threading.RLock()
 
@@ -260,7 +223,12 @@ def _tested_version() -> bool:
 
     if ".".join(triton.__version__.split(".")[:2]) in TESTED:
         return True
-    log.once("launch", "triton %s was not tested with the direct launch; triton's own launch is used (tested: %s)", triton.__version__, ", ".join(TESTED))
+    log.once(
+        "launch",
+        "triton %s was not tested with the direct launch; triton's own launch is used (tested: %s)",
+        triton.__version__,
+        ", ".join(TESTED),
+    )
     return False
 
 
@@ -274,13 +242,16 @@ def _self_check(described: bool, arch: Arch, device: torch.device) -> bool:
     if tile is None:
         return False
     with torch.cuda.device(device.index):
-        a, b = (torch.randint(-2, 3, (64, 64), device=device).half() for _ in range(2))
+        ramp = torch.arange(64 * 64, device=device)  # no random numbers: the caller's generator is not ours to advance
+        a, b = ((ramp * step % 5 - 2).half().reshape(64, 64) for step in (3, 7))
         out = torch.full((64, 64), float("nan"), dtype=torch.float16, device=device)
         try:
             Compiled(variant, variant.plan(problem, tile, arch), arch, device)({"A": a, "B": b, "OUT": out}, 1.0, 0.0)
             right = torch.equal(out.cpu().float(), a.cpu().float() @ b.cpu().float().T)
         except Exception as error:  # whatever it is, triton's own launch is tried next
-            log.once("launch", "the direct launch failed its check (%s: %s); triton's own launch is used", type(error).__name__, error)
+            log.once(
+                "launch", "the direct launch failed its check (%s: %s); triton's own launch is used", type(error).__name__, error
+            )
             return False
     if not right:
         log.once("launch", "the direct launch gave a wrong product in its check; triton's own launch is used")

@@ -1,6 +1,7 @@
 """Logging: standard loggers under `minblas`, silent until someone listens.
 
-MINBLAS_LOGS="dispatch,+tune" turns records on without code: a name alone shows INFO, +name DEBUG, -name only errors, "all" every logger.
+MINBLAS_LOGS="dispatch,+tune" turns records on without code: a name alone shows INFO, +name DEBUG, -name only errors; "all" stands
+for every logger.
 Leaf: standard library only.
 """
 
@@ -49,7 +50,11 @@ def parse(spec: str) -> dict[str, int]:
         level = _LEVELS.get(word[0], logging.INFO)
         name = word.lstrip("+-")
         if name != "all" and name not in CHANNELS:
-            raise SettingsError(f"MINBLAS_LOGS names {name!r}", "a comma-separated list of +name, name or -name", suggestion(name, ("all", *CHANNELS)))
+            raise SettingsError(
+                f"MINBLAS_LOGS names {name!r}",
+                "a comma-separated list of +name, name or -name",
+                suggestion(name, ("all", *CHANNELS)),
+            )
         levels.update(dict.fromkeys(CHANNELS, level) if name == "all" else {name: level})
     return levels
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -37,6 +38,16 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
+def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape that two broadcast to, or None."""
+    sizes = []
+    for left, right in itertools.zip_longest(reversed(one), reversed(other), fillvalue=1):
+        if left != right and 1 not in (left, right):
+            return None
+        sizes.append(right if left == 1 else left)
+    return tuple(reversed(sizes))
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """A tensor without data whose shapes are computed with, as in export and compilation."""
     module = sys.modules.get("torch._subclasses.fake_tensor")
@@ -62,7 +73,9 @@ def check_plain(name: str, value: object) -> None:
     dispatch = getattr(type(value), "__torch_dispatch__", torch._C._disabled_torch_dispatch_impl)
     if dispatch is not torch._C._disabled_torch_dispatch_impl and not is_fake(value):
         kind = type(value).__name__
-        raise OperandError(f"{name} is a {kind}, a tensor subclass", "a plain torch.Tensor", f"unwrap it first ({kind}s: to_local(), dequantize())")
+        raise OperandError(
+            f"{name} is a {kind}, a tensor subclass", "a plain torch.Tensor", f"unwrap it first ({kind}s: to_local(), dequantize())"
+        )
 
 
 def check_devices(tensors: Mapping[str, torch.Tensor]) -> torch.device:
@@ -105,13 +118,19 @@ def result_dtype(inputs: str, default: str, asked: object, out: torch.Tensor | N
     if out is not None:
         given = DTYPE_NAMES.get(out.dtype)
         if given is None or (wanted is not None and given != wanted):
-            raise DTypeError(f"out is {out.dtype} and out_dtype is {asked}", "an out of the result's dtype", "leave out_dtype away, or change out")
+            raise DTypeError(
+                f"out is {out.dtype} and out_dtype is {asked}",
+                "an out of the result's dtype",
+                "leave out_dtype away, or change out",
+            )
         wanted = given
     wanted = wanted or default
     allowed = OUT_DTYPES.get(inputs, (inputs,))
     if wanted not in allowed:
         source = "out_dtype" if out is None else "out"
-        raise DTypeError(f"{source} is {wanted} for {inputs} inputs", f"one of {', '.join(allowed)}", "convert the result afterwards")
+        raise DTypeError(
+            f"{source} is {wanted} for {inputs} inputs", f"one of {', '.join(allowed)}", "convert the result afterwards"
+        )
     return wanted
 
 
@@ -133,7 +152,11 @@ def check_addend(name: str, tensor: torch.Tensor, inputs: str, result: str) -> s
         allowed.append("fp32")
     given = DTYPE_NAMES.get(tensor.dtype)
     if given is None or given not in allowed:
-        raise DTypeError(f"{name} is {tensor.dtype} beside {inputs} inputs and a {result} result", " or ".join(allowed), f"convert it: {name}.to(...)")
+        raise DTypeError(
+            f"{name} is {tensor.dtype} beside {inputs} inputs and a {result} result",
+            " or ".join(allowed),
+            f"convert it: {name}.to(...)",
+        )
     return given
 
 
@@ -166,12 +189,16 @@ def check_scalar(name: str, value: object, inputs: str) -> float | complex:
         try:
             value = float(value)  # type: ignore[arg-type]  # numpy's scalars and the like
         except (TypeError, ValueError):
-            raise ArgumentError(f"{name} is a {type(value).__name__}", "a number", f"{name} scales the product: pass a float") from None
+            raise ArgumentError(
+                f"{name} is a {type(value).__name__}", "a number", f"{name} scales the product: pass a float"
+            ) from None
     if isinstance(value, complex) and not inputs.startswith("complex"):
         raise ArgumentError(f"{name} is {value} for {inputs} inputs", "a real number", "convert the inputs to complex64 first")
     if inputs.removeprefix("u").startswith("int"):
         if isinstance(value, float) and not value.is_integer():
-            raise ArgumentError(f"{name} is {value} for {inputs} inputs", "a whole number", "convert the inputs to a floating-point type first")
+            raise ArgumentError(
+                f"{name} is {value} for {inputs} inputs", "a whole number", "convert the inputs to a floating-point type first"
+            )
         return int(value.real)
     return value
 
@@ -179,11 +206,15 @@ def check_scalar(name: str, value: object, inputs: str) -> float | complex:
 def _scalar_tensor(name: str, value: torch.Tensor) -> float | complex:
     if value.dim() != 0:
         raise ArgumentError(
-            f"{name} is a tensor of shape {shape_of(value)}", "a number", "did you mean c= or out=? gemm(a, b, alpha, beta, c) takes numbers before c"
+            f"{name} is a tensor of shape {shape_of(value)}",
+            "a number",
+            "did you mean c= or out=? gemm(a, b, alpha, beta, c) takes numbers before c",
         )
     if value.device.type != "cpu":
         raise ArgumentError(
-            f"{name} is a 0-d tensor on {value.device}", "a Python number or a 0-d CPU tensor", f"reading it would wait for the GPU; pass {name}.item() to do so"
+            f"{name} is a 0-d tensor on {value.device}",
+            "a Python number or a 0-d CPU tensor",
+            f"reading it would wait for the GPU; pass {name}.item() to do so",
         )
     if value.requires_grad and torch.is_grad_enabled():
         raise GradientError(f"{name} requires a gradient", "a number without one", "scale the result with torch instead")

@@ -6,15 +6,25 @@ copied first. Strides are read as they are; those of size-1 dimensions mean noth
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
 
 from kernel_zoo.matrices import TORCH_DTYPES
-from kernel_zoo.spec import ACTIVATIONS, FP32_PRECISIONS, VECTOR_BYTES, Epilogue, GemmProblem, Operand, default_out_dtype, pow2_divisor
+from kernel_zoo.spec import (
+    ACTIVATIONS,
+    FP32_PRECISIONS,
+    VECTOR_BYTES,
+    Epilogue,
+    GemmProblem,
+    Operand,
+    default_out_dtype,
+)
 from minblas import operands
 from minblas.errors import ArgumentError, OutError, OverlapError, ShapeError, suggestion
+from minblas.layout import Laid, fold, lay
 from minblas.overlap import overlaps, same_elements, self_overlaps
 
 ScalarClass = Literal["0", "1", "x"]
@@ -66,14 +76,6 @@ class Described:
     in_place: bool = False
 
 
-@dataclass(slots=True)
-class _Laid:
-    """An operand over the flattened batch: strides (batch, row, col); None where it must be copied."""
-
-    strides: tuple[int, int, int] | None
-    align: int
-
-
 def describe(request: Request) -> Described:
     """Check a call and describe it.
 
@@ -95,6 +97,7 @@ def describe(request: Request) -> Described:
     inputs = operands.input_dtype(everything)
     result = operands.result_dtype(inputs, default_out_dtype(inputs), request.out_dtype, request.out)
     addends = {name: operands.check_addend(name, t, inputs, result) for name, t in request.inputs.items() if name in ("c", "bias")}
+    _check_activation_type(request.activation, inputs)
     in_place = _check_out(request, shape) if request.out is not None else False
     dtype = TORCH_DTYPES[result]
     if 0 in shape or device.type == "meta" or any(map(operands.is_fake, everything.values())):
@@ -102,10 +105,12 @@ def describe(request: Request) -> Described:
     if request.alpha == "0":
         k = 0
     laid = _lay_out(request, batch_shape, shape, k)
-    batch = _product(batch_shape)
-    folds = batch > 1 and _folds(laid, m)
+    batch = math.prod(batch_shape)
+    folds = batch > 1 and fold(laid, m)
     problem = _problem(request, laid, (1, batch * m, n, k) if folds else (batch, m, n, k), inputs, result, addends)
-    copies = tuple((slot, _copy_sizes(slot, batch_shape, (m, n, k))) for slot, lay in laid.items() if lay.strides is None and slot != "OUT")
+    copies = tuple(
+        (slot, _copy_sizes(slot, batch_shape, (m, n, k))) for slot, lay in laid.items() if lay.strides is None and slot != "OUT"
+    )
     return Described(problem, shape, dtype, device, copies, laid["OUT"].strides is None, in_place)
 
 
@@ -114,15 +119,18 @@ def _sizes(a: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], int, int,
     shapes = f"a is {operands.shape_of(a)} and b is {operands.shape_of(b)}"
     for name, tensor in (("a", a), ("b", b)):
         if tensor.dim() < 2:
-            raise ShapeError(shapes, f"{name} with at least 2 dimensions", f"add one with {name}.unsqueeze, or use minblas.matmul, which takes vectors")
+            raise ShapeError(
+                shapes,
+                f"{name} with at least 2 dimensions",
+                f"add one with {name}.unsqueeze, or use minblas.matmul, which takes vectors",
+            )
     (m, k), (rows, n) = a.shape[-2:], b.shape[-2:]
     if k != rows:
         remedy = "one of them may need trans_a=True or trans_b=True (or .mT)"
         raise ShapeError(shapes, f"a's last dimension ({k}) equal to b's second to last ({rows})", remedy)
-    try:
-        batch = tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-    except RuntimeError:
-        raise ShapeError(shapes, "leading dimensions that broadcast, as in torch.matmul", "each pair must be equal or 1") from None
+    batch = operands.broadcast(a.shape[:-2], b.shape[:-2])
+    if batch is None:
+        raise ShapeError(shapes, "leading dimensions that broadcast, as in torch.matmul", "each pair must be equal or 1")
     return batch, m, n, k
 
 
@@ -130,7 +138,9 @@ def _check_broadcast(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) ->
     given = operands.shape_of(tensor)
     fits = len(given) <= len(shape) and all(size in (1, full) for size, full in zip(given[::-1], shape[::-1], strict=False))
     if not fits:
-        raise ShapeError(f"{name} is {given} and the result is {shape}", f"a {name} that broadcasts to the result", f"reshape or expand {name}")
+        raise ShapeError(
+            f"{name} is {given} and the result is {shape}", f"a {name} that broadcasts to the result", f"reshape or expand {name}"
+        )
 
 
 def _check_out(request: Request, shape: tuple[int, ...]) -> bool:
@@ -139,14 +149,24 @@ def _check_out(request: Request, shape: tuple[int, ...]) -> bool:
     assert out is not None
     given = operands.shape_of(out)
     if given != shape:
-        raise OutError(f"out is {given} and the result is {shape}", "an out of the result's shape", "out is never resized: allocate it with that shape")
+        raise OutError(
+            f"out is {given} and the result is {shape}",
+            "an out of the result's shape",
+            "out is never resized: allocate it with that shape",
+        )
     if out.is_conj() or out.is_neg():
-        raise OutError("out is a conjugate or negative view", "an out that stores its own values", "pass a tensor made by torch.empty")
+        raise OutError(
+            "out is a conjugate or negative view", "an out that stores its own values", "pass a tensor made by torch.empty"
+        )
     if out.device.type == "meta" or operands.is_fake(out):
         return False
     memory = operands.extent(out)
     if self_overlaps(memory):
-        raise OverlapError(f"out has shape {given} and strides {out.stride()}: elements share memory", "an out without overlap", "pass out.contiguous()")
+        raise OverlapError(
+            f"out has shape {given} and strides {out.stride()}: elements share memory",
+            "an out without overlap",
+            "pass out.contiguous()",
+        )
     in_place = False
     for name, tensor in request.inputs.items():
         other = operands.extent(tensor)
@@ -158,63 +178,19 @@ def _check_out(request: Request, shape: tuple[int, ...]) -> bool:
     return in_place
 
 
-def _lay_out(request: Request, batch_shape: tuple[int, ...], shape: tuple[int, ...], k: int) -> dict[str, _Laid]:
+def _lay_out(request: Request, batch_shape: tuple[int, ...], shape: tuple[int, ...], k: int) -> dict[str, Laid]:
     """Every operand over the flattened batch. a and b are left out where nothing is multiplied: they are never read."""
     m, n = shape[-2:]
     targets = {"C": (request.c if request.beta != "0" else None, shape), "BIAS": (request.bias, shape)}
     if k:
         targets |= {"A": (request.a, (*batch_shape, m, k)), "B": (request.b, (*batch_shape, k, n))}
-    laid = {slot: _lay(tensor, target) for slot, (tensor, target) in targets.items() if tensor is not None}
-    laid["OUT"] = _lay(request.out, shape) if request.out is not None else _Laid((m * n, n, 1), VECTOR_BYTES)
+    laid = {slot: lay(tensor, target) for slot, (tensor, target) in targets.items() if tensor is not None}
+    laid["OUT"] = lay(request.out, shape) if request.out is not None else Laid((m * n, n, 1), VECTOR_BYTES)
     return laid
 
 
-def _lay(tensor: torch.Tensor, target: tuple[int, ...]) -> _Laid:
-    sizes, strides = tensor.shape, tensor.stride()
-    missing = len(target) - len(sizes)
-    full = [0] * missing + [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]
-    batch_stride = _collapse(target[:-2], full[:-2])
-    if batch_stride is None:
-        return _Laid(None, VECTOR_BYTES)
-    row, col = full[-2:]
-    return _Laid((batch_stride, row, col), pow2_divisor(tensor.data_ptr(), VECTOR_BYTES))
-
-
-def _collapse(sizes: tuple[int, ...], strides: list[int]) -> int | None:
-    """The one stride that walks all batch dimensions in order, or None."""
-    stride: int | None = None
-    reach = 0
-    for size, step in zip(sizes[::-1], strides[::-1], strict=True):
-        if size == 1:
-            continue
-        if stride is None:
-            stride = step
-        elif step != reach:
-            return None
-        reach = step * size
-    return stride or 0
-
-
-def _folds(laid: dict[str, _Laid], m: int) -> bool:
-    """Whether the batch is only more rows: b is shared, and the rows of all others continue from matrix to matrix. Folds them."""
-    if "B" not in laid or laid["B"].strides is None or laid["B"].strides[0] != 0:
-        return False
-    others = [lay for slot, lay in laid.items() if slot != "B"]
-    for lay in others:
-        if lay.strides is None:
-            return False
-        batch, row, _ = lay.strides
-        if m > 1 and batch != m * row:
-            return False
-    for lay in others:
-        assert lay.strides is not None
-        batch, row, col = lay.strides
-        lay.strides = (0, row if m > 1 else batch, col)
-    return True
-
-
 def _problem(
-    request: Request, laid: dict[str, _Laid], sizes: tuple[int, int, int, int], inputs: str, result: str, addends: dict[str, str]
+    request: Request, laid: dict[str, Laid], sizes: tuple[int, int, int, int], inputs: str, result: str, addends: dict[str, str]
 ) -> GemmProblem:
     batch, m, n, k = sizes
 
@@ -245,13 +221,6 @@ def _copy_sizes(slot: str, batch_shape: tuple[int, ...], sizes: tuple[int, int, 
     return (*batch_shape, *{"A": (m, k), "B": (k, n)}.get(slot, (m, n)))
 
 
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
-
-
 def check_activation(name: str | None) -> str:
     """The activation's name, "none" where there is none.
 
@@ -261,8 +230,19 @@ def check_activation(name: str | None) -> str:
     if name is None:
         return "none"
     if name not in ACTIVATIONS:
-        raise ArgumentError(f"activation is {name!r}", "None or one of " + ", ".join(ACTIVATIONS[1:]), suggestion(name, ACTIVATIONS))
+        raise ArgumentError(
+            f"activation is {name!r}", "None or one of " + ", ".join(ACTIVATIONS[1:]), suggestion(name, ACTIVATIONS)
+        )
     return name
+
+
+def _check_activation_type(name: str, inputs: str) -> None:
+    whole, unordered = inputs.removeprefix("u").startswith("int"), inputs.startswith("complex")
+    if (whole and name not in ("none", "relu")) or (unordered and name != "none"):
+        needed = "None or 'relu'" if whole else "None"
+        raise ArgumentError(
+            f"activation is {name!r} for {inputs} inputs", needed, "convert the inputs to a floating-point type first"
+        )
 
 
 def check_precision(name: str) -> str:

@@ -28,7 +28,11 @@ class Progress:
             self._said = time.monotonic()
             elapsed = self._said - self._began
             left = elapsed / self._done * (self._total - self._done)
-            print(f"{self._what}: {self._done}/{self._total}, {elapsed:.0f} s, about {left:.0f} s left; {text}", file=sys.stderr, flush=True)
+            print(
+                f"{self._what}: {self._done}/{self._total}, {elapsed:.0f} s, about {left:.0f} s left; {text}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def __enter__(self) -> Self:
         if self._show and sys.stderr.isatty():
@@ -36,7 +40,13 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
 
-            columns = (TextColumn(self._what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[text]}"))
+            columns = (
+                TextColumn(self._what),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[text]}"),
+            )
             self._bar = RichProgress(*columns, console=Console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(self._what, total=self._total, text="")

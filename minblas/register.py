@@ -1,7 +1,7 @@
 """Kernels of the user's own: from declarations to a Variant whose refusals are written for them.
 
-A registered variant is a variant like any other: the plan, the compile gate, the interpreter, the check and the tuner take it as it is.
-It serves where it is forced or where a row of a table names it.
+A registered variant is a variant like any other: the plan, the compile gate, the interpreter, the check and the tuner take it as it
+is. It serves where it is forced or where a row of a table names it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RecipeMaker = Callable[[GemmCall, TileConfig], Recipe | KernelCall]
 
 ENTRY_POINT_GROUP: Final = "minblas.variants"
 
-_LOCK: Final = threading.RLock()
+_LOCK: Final = threading.Lock()
 _ORIGINS: Final[dict[str, str]] = {}
 _loaded = False
 
@@ -66,6 +66,7 @@ def register_variant(
     wide: bool = False,
     deterministic: bool = False,
     interpretable: bool | None = None,
+    verify: bool | None = None,
     summary: str = "",
 ) -> Variant:
     """Add a kernel of one's own to the choice.
@@ -88,16 +89,18 @@ def register_variant(
         wide: it handles operands of more than 2^31 elements.
         deterministic: it repeats bit for bit.
         interpretable: it runs on CPU tensors: a recipe through the interpreter (the default), a launch by itself (not the default).
+        verify: run a quick check now, and warn and quarantine the variant where it is wrong. By default where that is cheap: on a
+            GPU that is already in use, or through the interpreter on a machine without one.
         summary: one sentence.
 
     Raises:
         ArgumentError: a declaration cannot be used, or the name is taken.
     """
-    from minblas import dispatch
-
     source = recipe if recipe is not None else launch
     if source is None or (recipe is not None and launch is not None):
-        raise ArgumentError(f"variant {name!r} has {'both' if source else 'neither'} a recipe and a launch", "exactly one of the two")
+        raise ArgumentError(
+            f"variant {name!r} has {'both' if source else 'neither'} a recipe and a launch", "exactly one of the two"
+        )
     _check_name(name)
     declared = declare(name, dtypes, layouts, epilogue, candidates, capability, alignment, batch, wide, opaque=launch is not None)
     if recipe is not None:
@@ -117,29 +120,49 @@ def register_variant(
         interpretable=(recipe is not None) if interpretable is None else interpretable,
         origin="user",
     )
-    _add(dispatch, variant, _origin(source))
+    _add(variant, _origin(source))
+    if _checkable(variant) if verify is None else verify:
+        _quick_check(variant)
     return variant
 
 
-def _add(dispatch: Any, variant: Variant, origin: str) -> None:
+def _checkable(variant: Variant) -> bool:
+    """Whether a quick check costs little and does not wake a device that the process has not touched."""
+    import torch
+
+    return torch.cuda.is_initialized() if torch.cuda.is_available() else variant.interpretable
+
+
+def _quick_check(variant: Variant) -> None:
+    from minblas.check import check
+
+    report = check(variant, quick=True)
+    if report.wrong:
+        warnings.warn(f"{report}", RuntimeWarning, stacklevel=3)
+
+
+def _add(variant: Variant, origin: str) -> None:
     """Put a variant into the registry under a name that is free."""
+    from minblas import dispatch
+
     name = variant.name
-    with _LOCK:
-        if any(known.name == name for known in dispatch.registry()):
-            raise ArgumentError(
-                f"variant {name!r} is already registered from {_ORIGINS.get(name, 'elsewhere')}",
-                f"another name for the one from {origin}",
-                f"or minblas.unregister({name!r}) first",
-            )
-        dispatch.register(variant)
-        _ORIGINS[name] = origin
+    if any(known.name == name for known in dispatch.registry()):
+        raise ArgumentError(
+            f"variant {name!r} is already registered from {_ORIGINS.get(name, 'elsewhere')}",
+            f"another name for the one from {origin}",
+            f"or minblas.unregister({name!r}) first",
+        )
+    dispatch.register(variant)  # refuses the name by itself, should another thread have been faster
+    _ORIGINS[name] = origin
     log.get("register").info("%s registered from %s", name, origin)
 
 
 def _check_name(name: str) -> None:
     parts = name.split(".")
     if len(parts) < 2 or not all(part and part.replace("_", "").replace("-", "").isalnum() for part in parts):
-        raise ArgumentError(f"a variant's name is {name!r}", "words with a dot between", f"for example 'me.{name.strip('.') or 'tutorial'}'")
+        raise ArgumentError(
+            f"a variant's name is {name!r}", "words with a dot between", f"for example 'me.{name.strip('.') or 'tutorial'}'"
+        )
 
 
 def _find_kernels(name: str, recipe: RecipeMaker, declared: Declared) -> tuple[Any, ...]:
@@ -160,7 +183,9 @@ def _find_kernels(name: str, recipe: RecipeMaker, declared: Declared) -> tuple[A
         calls: Iterable[Any] = made.calls if isinstance(made, Recipe) else (made,)
         for launched in calls:
             if not isinstance(launched, KernelCall):
-                raise ArgumentError(f"{name}: the recipe returned {type(launched).__name__}", "a minblas.KernelCall or a Recipe of them")
+                raise ArgumentError(
+                    f"{name}: the recipe returned {type(launched).__name__}", "a minblas.KernelCall or a Recipe of them"
+                )
             found[id(launched.kernel)] = launched.kernel
     return tuple(found.values())
 
@@ -169,11 +194,15 @@ def _origin(source: Any) -> str:
     """Where a registered function is written."""
     plain = inspect.unwrap(getattr(source, "func", source))
     code = getattr(plain, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else f"{type(source).__module__}.{type(source).__qualname__}"
+    return (
+        f"{code.co_filename}:{code.co_firstlineno}"
+        if code is not None
+        else f"{type(source).__module__}.{type(source).__qualname__}"
+    )
 
 
 def load_entry_points() -> None:
-    """Take in the variants that installed packages offer in the group "minblas.variants". Done once; a broken one is said and skipped.
+    """Take in what installed packages offer in the group "minblas.variants". Done once; a broken one is said and skipped.
 
     An entry point names a Variant, a list of them, or a callable without arguments that registers what it has.
     """
@@ -182,17 +211,17 @@ def load_entry_points() -> None:
         if _loaded:
             return
         _loaded = True  # first: what is loaded registers itself, and registering looks at the registry
-        for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
-            try:
-                _take_in(point.load(), f"{point.value} ({point.dist.name if point.dist else 'entry point'})")
-            except Exception as error:  # another package's code may fail in any way; ours must not with it
-                message = f"entry point {point.name} = {point.value} of group {ENTRY_POINT_GROUP} is skipped: {type(error).__name__}: {error}"
-                warnings.warn(message, RuntimeWarning, stacklevel=3)
+    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            _take_in(point.load(), f"{point.value} ({point.dist.name if point.dist else 'entry point'})")
+        except Exception as error:  # another package's code may fail in any way; ours must not with it
+            message = (
+                f"entry point {point.name} = {point.value} of group {ENTRY_POINT_GROUP} is skipped: {type(error).__name__}: {error}"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def _take_in(loaded: Any, origin: str) -> None:
-    from minblas import dispatch
-
     if callable(loaded) and not isinstance(loaded, Variant):
         loaded()
         return
@@ -200,4 +229,4 @@ def _take_in(loaded: Any, origin: str) -> None:
         if not isinstance(variant, Variant):
             raise TypeError(f"{type(variant).__name__} is not a Variant")
         _check_name(variant.name)
-        _add(dispatch, replace(variant, origin="user"), origin)
+        _add(replace(variant, origin="user"), origin)

@@ -1,13 +1,14 @@
 """Device time of rivals, measured so that only their difference remains.
 
-Launches are captured into CUDA graphs that rotate over buffer sets larger than L2; rivals are replayed interleaved (A B B A), so
-that a drifting clock touches all of them alike; a round is the mean of a rival's two passes, and what is reported is the median over
+Launches are captured into CUDA graphs that rotate over buffer sets larger than L2. Rivals are replayed interleaved (A B B A), so
+that a drifting clock touches all of them alike. A round is the mean of a rival's two passes, and the report is the median over
 rounds with an interval. Only CudaEngine touches a device: the schedule and the statistics are plain Python over an Engine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -173,12 +174,16 @@ class CudaEngine:
         import torch
 
         if not torch.cuda.is_available():
-            raise RuntimeError("timing needs a CUDA device and this machine has none; run it where torch.cuda.is_available() is true")
+            raise RuntimeError(
+                "timing needs a CUDA device and this machine has none; run it where torch.cuda.is_available() is true"
+            )
         self._torch: Any = torch
         self.device = torch.device(device or "cuda")
         with torch.cuda.device(self.device):
             self._stream = torch.cuda.Stream()
-        self._anchor: Any = None  # keeps the graphs' shared memory pool alive: a pool that no graph uses cannot be captured into again
+        self._anchor: Any = (
+            None  # keeps the graphs' shared memory pool alive: a pool that no graph uses cannot be captured into again
+        )
 
     def estimate(self, run: Run) -> float:
         """Microseconds of one launch, the shortest of three; launch overhead included, so a small kernel seems longer."""
@@ -190,7 +195,7 @@ class CudaEngine:
                 run(0)
             marks[-1].record()
             self._stream.synchronize()
-        return float(min(a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False))) * 1000.0
+        return float(min(a.elapsed_time(b) for a, b in itertools.pairwise(marks))) * 1000.0
 
     def capture(self, run: Run, indices: Sequence[int]) -> Replay:
         """A CUDA graph of the launches. Leaves capture mode whatever happens.

@@ -32,7 +32,12 @@ class DeviceBench:
     """
 
     def __init__(
-        self, problem: GemmProblem, variants: Mapping[str, Variant], device: torch.device, bank: Bank | None = None, engine: Engine | None = None
+        self,
+        problem: GemmProblem,
+        variants: Mapping[str, Variant],
+        device: torch.device,
+        bank: Bank | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self.problem = problem
         self._variants = variants
@@ -65,7 +70,9 @@ class DeviceBench:
         """Interleaved, over buffer sets larger than L2."""
         self._oracle = None  # its operands and references, before graphs are made
         runs = [self._run(each) for each in prepared]
-        return time_interleaved(runs, sets=len(self._sets), rounds=rounds, target_us=target_us, estimates=estimates, engine=self._timer)
+        return time_interleaved(
+            runs, sets=len(self._sets), rounds=rounds, target_us=target_us, estimates=estimates, engine=self._timer
+        )
 
     def torch(self) -> Prepared:
         """torch's own product."""

@@ -123,7 +123,8 @@ def tune_shape(
         bench: the device.
         compiled: waits for a pick's binaries; returns why there are none, or "".
         verify_only: stop before timing.
-        rounds, target_us: of the final.
+        rounds: of the final.
+        target_us: device time of one graph of the final.
 
     Raises:
         DeviceLostError: a candidate left the device unusable.

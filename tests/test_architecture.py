@@ -94,12 +94,12 @@ def test_choosing_needs_neither_torch_nor_triton():
 
 
 @pytest.mark.parametrize("name", sorted(name for name in modules() if not name.endswith("__main__")))
-def test_all_is_sorted_and_true(name):
+def test_all_is_true(name):  # and sorted, which ruff sees to (RUF022)
     module = importlib.import_module(name)
     exported = getattr(module, "__all__", None)
     if exported is None:
         return
-    assert list(exported) == sorted(exported), f"{name}.__all__ is not sorted"
+    assert len(set(exported)) == len(exported)
     missing = [entry for entry in exported if not hasattr(module, entry)]
     assert missing == []
 

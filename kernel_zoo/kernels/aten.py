@@ -70,13 +70,14 @@ def _product(a: torch.Tensor, b: torch.Tensor, work_type: torch.dtype) -> torch.
 
 
 def _activate(value: torch.Tensor, activation: str) -> torch.Tensor:
+    import torch
     from torch.nn import functional
 
     match activation:
         case "relu":
             return functional.relu(value)
         case "gelu":
-            return functional.gelu(value)
+            return 0.5 * value * (1.0 + torch.erf(value * 0.7071067811865476))  # functional.gelu(inf) is NaN on some CPUs
         case "gelu_tanh":
             return functional.gelu(value, approximate="tanh")
         case "silu":

@@ -44,7 +44,7 @@ class Operand:
         if rows <= 1 and cols <= 1:
             row, col = padded, 1
         elif rows <= 1:
-            row = padded if col == 1 else max(row, 1)
+            row = padded if col == 1 else 1
         elif cols <= 1:
             row, col = (1, padded) if row == 1 else (row, 1)
         return cls(dtype, rows, cols, (batch_stride if batch > 1 else 0, row, col), align)

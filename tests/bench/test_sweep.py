@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from rich.console import Console
 
 import minblas
-from bench import baselines, run, small, sweep
+from bench import baselines, records, run, small, sweep
 from bench.records import CLASSES
 from heuristics.archs import get_arch
 from kernel_zoo.catalog import VARIANTS
@@ -87,14 +88,6 @@ def test_eager_time_is_taken_for_both(plans):
     assert result.torch_eager_us
 
 
-def test_compiling_ahead_takes_the_plans_binaries(plans, monkeypatch):
-    jobs = []
-    monkeypatch.setattr("kernel_zoo.gate.compile_all", lambda given, workers, read: jobs.extend(given))
-    sweep.compile_ahead(plans, CPU)
-    assert {cc for _, cc in jobs} == {90}
-    assert len(jobs) >= 2
-
-
 def test_spread_puts_every_class_into_every_stretch():
     large = [("s", GemmProblem.of(4096, 4096, 1024 + 8 * i)) for i in range(8)]
     gemv = [("s", GemmProblem.of(1, 4096, 1024 + 8 * i)) for i in range(4)]
@@ -137,6 +130,31 @@ def test_the_rival_computes_the_same_product(dtype, layout, batch):
 
     out = matrix(slots["OUT"], problem.out, problem.batch)
     torch.testing.assert_close(out if batch > 1 else out[0], a @ b)
+
+
+def test_a_whole_sweep_writes_its_files_and_sums_up(monkeypatch, tmp_path):
+    cases = [("test", GemmProblem.of(64, 64, 64, "bf16", "nt")), ("test", GemmProblem.of(128, 128, 128, "bf16", "nt"))]
+    monkeypatch.setattr(run, "select_cases", lambda request: cases)
+    screen = Console(width=160, record=True)
+    request = run.Request(out=tmp_path / "results.jsonl", rounds=2, eager=False, aten=False, workers=1)
+    done = run.on_gpu(request, screen, CPU, CountingEngine())
+    assert not done.faulty
+    text = screen.export_text()
+    assert "2 shapes" in text
+    assert "geomean" in text
+    environment, results = records.read(tmp_path / "results.jsonl")
+    assert environment["aten"] is False
+    assert [result.status for result in results] == ["ok", "ok"]
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["ratios.png", "roofline.png", "squares.png"]
+
+
+def test_a_lost_device_ends_the_sweep(plans, monkeypatch):
+    def fault(*args):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(sweep, "_prepare", fault)
+    monkeypatch.setattr(sweep, "_lost", lambda device: True)
+    assert len(list(sweep.sweep(plans, CPU, quick(), engine=CountingEngine()))) == 1
 
 
 def test_there_is_no_rival_for_an_epilogue():

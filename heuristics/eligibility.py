@@ -1,0 +1,136 @@
+"""What may serve: policy, legality and the standing of a table's row, each answered with a reason.
+
+Legality is what Variant.refusal says, on the real problem; here it is joined with what the caller allows and what binaries were
+seen to need. A row proposes; it is let through only if its kernel is the one that was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from heuristics.cost import Fitted, Scorer
+from heuristics.model import legal, proposals
+from heuristics.notices import warn_once
+from heuristics.policy import INVARIANT_FAMILY, NET, Policy, UnknownVariantError, invariant_tile
+from heuristics.table import HeuristicTable, Measurement, dtype_class
+from kernel_zoo.spec import Arch, Candidate, GemmProblem, Refusal, Resources, TileConfig, Variant
+
+ResourceTable = Mapping[tuple[str, str, TileConfig], Resources]  # by variant, dtype class, tile
+
+
+class Eligibility:
+    """The conditions of one choice: problem, device, variants, what their binaries need, and the caller's policy."""
+
+    def __init__(
+        self, problem: GemmProblem, arch: Arch, variants: tuple[Variant, ...], resources: ResourceTable | None, policy: Policy
+    ) -> None:
+        """Raises UnknownVariantError where the policy names a variant that is not registered."""
+        self.problem, self.arch, self.variants, self.policy = problem, arch, variants, policy
+        self.by_name = {variant.name: variant for variant in variants}
+        self._resources = resources
+        for name in (*sorted(policy.exclude), *([policy.variant] if policy.variant is not None else [])):
+            if name not in self.by_name:
+                raise UnknownVariantError(name, self.by_name)
+
+    @property
+    def empty(self) -> bool:
+        """There is no result to compute."""
+        return min(self.problem.batch, self.problem.m, self.problem.n) <= 0
+
+    def candidates(self) -> list[Variant]:
+        """The variants that the model may propose."""
+        return [variant for variant in self.variants if self.unasked(variant) is None and self._by_policy(variant) is None]
+
+    def unasked(self, variant: Variant) -> Refusal | None:
+        """Whether a variant may serve without being asked for: the zoo's kernels may."""
+        if variant.origin == "user":
+            return Refusal("unasked", f"{variant.name} is registered by the user", "to be forced, or named by a row of a table")
+        if variant.name == NET and self.policy.prefer != "fastest":
+            return Refusal("net", f"{variant.name} is the net", 'a call that nothing else can serve, or prefer="fastest"')
+        return None
+
+    def refusal(self, variant: Variant, tile: TileConfig | None, forced: bool = False) -> Refusal | None:
+        """Policy and legality of a pick. What the caller forces is not held back by what it excludes."""
+        refusal = self._by_policy(variant)
+        if refusal is not None and not (forced and refusal.rule == "excluded"):
+            return refusal
+        if forced and self.problem.batch_invariant and self._varies(variant, tile):
+            return Refusal(
+                "batch_invariant", f"{variant.name} is forced", f"{INVARIANT_FAMILY} with its fixed tile (batch_invariant)"
+            )
+        refusal = variant.refusal(self.problem, self.arch, tile)
+        if refusal is None and tile is not None:
+            refusal = self._by_resources(variant, tile) or self._by_workspace(variant, tile)
+        return refusal
+
+    def row_fault(self, table: HeuristicTable, seen: Measurement, *, winner: bool, forced: bool = False) -> Refusal | None:
+        """Why a measurement in a table may not serve. What is wrong with a winner's row itself is warned of, once."""
+        variant = self.by_name.get(seen.variant)
+        complaint = ""
+        if variant is None:
+            fault = Refusal("unregistered", f"{seen.variant} is not registered", "it")
+            complaint = "it is not registered in this process"
+        elif seen.digest and seen.digest != variant.digest:
+            fault = Refusal("stale", f"the row is of kernel {seen.digest}", variant.digest)
+            complaint = f"they were measured on kernel {seen.digest}, which is now {variant.digest}; tune again"
+        elif table.origin == "packaged" and not forced and self.unasked(variant) is not None:
+            fault = Refusal("packaged", f"a packaged table names {seen.variant}", "a kernel of the zoo")
+            complaint = "packaged tables name the zoo's kernels only"
+        else:
+            return self.refusal(variant, seen.tile, forced)
+        if winner:
+            warn_once(f"table {table.name}: rows of variant {seen.variant} are ignored: {complaint}")
+        return fault
+
+    def judge(self, fitted: Fitted | None) -> tuple[list[Candidate], list[Candidate]]:
+        """Every candidate by the model, best first, and every variant that may not serve, with its reason."""
+        if self.empty:
+            return [], []
+        scorer = Scorer(self.problem, self.arch, fitted)
+        ranked = [
+            Candidate(variant.name, tile, scorer.estimate(variant.name, tile))
+            for _, _, variant, tile in legal(proposals(scorer, self.candidates()), self.problem, self.arch)
+            if self.refusal(variant, tile) is None
+        ]
+        able = {candidate.variant for candidate in ranked}
+        return ranked, [Candidate(v.name, None, None, self._why_not(v)) for v in self.variants if v.name not in able]
+
+    def _why_not(self, variant: Variant) -> Refusal:
+        refusal = self._by_policy(variant) or variant.refusal(self.problem, self.arch) or self.unasked(variant)
+        if refusal is not None:
+            return refusal
+        tiles = variant.space(self.problem, self.arch)
+        fault = next(filter(None, (self.refusal(variant, tile) for tile in tiles)), None)
+        return fault or Refusal(
+            "tile", f"{variant.name} proposes no tile for this problem", "a tile given by the caller (tile=...)"
+        )
+
+    def _by_policy(self, variant: Variant) -> Refusal | None:
+        if variant.name in self.policy.exclude:
+            return Refusal("excluded", f"{variant.name} is excluded by the caller", "a policy that allows it")
+        if self.problem.deterministic and not variant.deterministic:
+            return Refusal("deterministic", f"{variant.name} may differ from run to run", "bits that repeat (deterministic)")
+        return None
+
+    def _varies(self, variant: Variant, tile: TileConfig | None) -> bool:
+        return variant.name != INVARIANT_FAMILY or tile not in (None, invariant_tile(self.problem, self.arch))
+
+    def _by_resources(self, variant: Variant, tile: TileConfig) -> Refusal | None:
+        found = (self._resources or {}).get((variant.name, dtype_class(self.problem.dtype), tile))
+        if found is None:
+            return None
+        if found.spills:
+            return Refusal("spills", f"the kernel spills registers ({found.spills} accesses)", "no spills")
+        limit = self.arch.smem_per_block
+        if found.shared_bytes > limit:
+            return Refusal("shared memory", f"the kernel takes {found.shared_bytes:,} bytes of shared memory", f"at most {limit:,}")
+        return None
+
+    def _by_workspace(self, variant: Variant, tile: TileConfig) -> Refusal | None:
+        limit = self.policy.workspace_limit
+        if limit is None or variant.recipe is None:
+            return None
+        needed = variant.plan(self.problem, tile, self.arch).workspace_bytes
+        return (
+            Refusal("workspace", f"it takes {needed:,} bytes of scratch memory", f"at most {limit:,}") if needed > limit else None
+        )

@@ -1,0 +1,51 @@
+"""What a user asks of a running process: which variants there are, what has been served, and taking a variant out again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kernel_zoo.spec import Variant
+from minblas import dispatch
+from minblas.cache import CACHE
+from minblas.stats import COUNTERS, Stats
+
+
+def stats(*, reset: bool = False) -> Stats:
+    """Calls by variant, what fell to aten and why, cold calls, compile time, the plan cache. `reset` starts counting anew."""
+    calls, reasons, warm = Counter(COUNTERS.calls), Counter(COUNTERS.reasons), COUNTERS.warm
+    plans = CACHE.plans()
+    for plan in plans:
+        calls[plan.variant] += plan.calls
+        warm += plan.calls
+        if plan.variant == "aten":
+            reasons[plan.reason] += plan.calls
+    found = Stats(
+        calls={name: count for name, count in calls.items() if count},
+        aten_reasons={reason: count for reason, count in reasons.items() if count},
+        warm_calls=warm,
+        cold_calls=COUNTERS.cold,
+        compiled=COUNTERS.compiled,
+        compile_seconds=COUNTERS.compile_seconds,
+        plans=len(plans),
+        evictions=COUNTERS.evictions,
+        quarantined=dispatch.QUARANTINE.as_dict(),
+    )
+    if reset:
+        COUNTERS.reset()
+        for plan in plans:
+            plan.calls = 0
+    return found
+
+
+def variants() -> tuple[Variant, ...]:
+    """Every variant, the zoo's first: its name, summary, source digest and what it supports."""
+    return dispatch.registry()
+
+
+def unregister(name: str) -> None:
+    """Remove a registered variant; plans that use it are forgotten.
+
+    Raises:
+        UnknownVariantError: no registered variant has that name.
+    """
+    dispatch.unregister(name)

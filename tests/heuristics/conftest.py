@@ -1,0 +1,23 @@
+import pytest
+
+from heuristics import notices, store
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet():
+    """Warnings are said once per process: each test starts a new one."""
+    notices.warn_once.cache_clear()
+    yield
+    notices.warn_once.cache_clear()
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """An empty user directory and empty packaged tables."""
+    user, packaged = tmp_path / "user", tmp_path / "packaged"
+    user.mkdir()
+    packaged.mkdir()
+    monkeypatch.setattr(store, "user_dir", lambda: user)
+    monkeypatch.setattr(store, "PACKAGED", packaged)
+    monkeypatch.delenv("MINBLAS_TABLE", raising=False)
+    return tmp_path

@@ -1,0 +1,247 @@
+"""The model against what is known: measured times, the directions in which costs must grow, and the picks an expert would make."""
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+
+from heuristics import suites
+from heuristics.archs import ARCHS
+from heuristics.cost import COEFFICIENTS, Coefficients, Scorer, rate, roof_us
+from heuristics.model import estimate, rank, ridge, shortlist
+from kernel_zoo.catalog import VARIANTS
+from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
+from tests.heuristics.fakes import H200, variant
+
+ZOO = tuple(item for item in VARIANTS if item.recipe is not None)
+ZEROS = [(0, 8, 8, 1), (8, 0, 8, 1), (8, 8, 0, 1), (8, 8, 8, 0), (0, 0, 0, 0)]
+
+
+def of(m, n, k, layout="nt", dtype="bf16", **more):
+    return GemmProblem.of(m, n, k, dtype, layout, **more)
+
+
+def tile(m, n, k, stages, warps=4, split=1, **knobs):
+    return TileConfig(m, n, k, split_k=split, num_warps=warps, num_stages=stages, knobs=tuple(sorted(knobs.items())))
+
+
+def best(problem, arch=H200):
+    return rank(problem, arch, ZOO)[0]
+
+
+RESIDENT = tile(128, 256, 64, 3, 8, persistent=1, subtile=2)
+
+#: Median times on one H200 (driver of CUDA 13.0, triton 3.6.0), bf16, B stored (N, K): what the built-in coefficients were set by.
+MEASURED = [
+    ((8192, 8192, 8192), "tma", RESIDENT, 1395.0),
+    ((4096, 4096, 4096), "tma", RESIDENT, 197.0),
+    ((5120, 5120, 5120), "tma", RESIDENT, 440.0),
+    ((3072, 3072, 3072), "tma", RESIDENT, 102.0),
+    ((2048, 2048, 2048), "tma", RESIDENT, 25.0),
+    ((4096, 14336, 4096), "tma", RESIDENT, 670.0),
+    ((8192, 1024, 8192), "tma", RESIDENT, 189.0),
+    ((1024, 1024, 1024), "tma", tile(64, 128, 128, 3), 7.8),
+    ((512, 512, 512), "tma", tile(64, 64, 128, 3), 3.4),
+    ((256, 256, 256), "tiled", tile(64, 64, 64, 4), 2.7),
+    ((64, 8192, 8192), "tma", tile(64, 64, 128, 6, swap=1), 35.2),
+    ((16, 4096, 4096), "tma", tile(64, 16, 128, 6, swap=1), 11.6),
+    ((8, 6144, 4096), "tma", tile(64, 16, 128, 6, swap=1), 14.8),
+    ((16, 28672, 8192), "tma", tile(64, 16, 128, 6, swap=1), 111.4),
+    ((2, 8192, 8192), "tma", tile(64, 16, 128, 6, swap=1), 33.2),
+    ((256, 256, 16384), "split_k", tile(64, 64, 128, 4, split=8, tma=1), 12.1),
+    ((16, 2112, 7168), "split_k", tile(64, 16, 128, 6, split=4, swap=1, tma=1), 10.9),
+    ((32, 4096, 14336), "split_k", tile(64, 32, 128, 6, split=2, swap=1, tma=1), 31.7),
+    ((128, 128, 8192), "split_k", tile(64, 32, 128, 5, split=8, tma=1), 7.3),
+    ((1, 4096, 4096), "gemv", TileConfig(1, 2, 2048, 1, 1, 2, 1), 10.0),
+    ((1, 8192, 8192), "gemv", TileConfig(1, 4, 1024, 1, 1, 2, 1), 32.4),
+]
+
+
+@pytest.mark.parametrize(("size", "name", "config", "measured"), MEASURED, ids=str)
+def test_measured_times_are_met_within_a_third(size, name, config, measured):
+    assert estimate(of(*size), H200, name, config).time_us == pytest.approx(measured, rel=1 / 3)
+
+
+def test_measured_times_are_met_closely_on_the_whole():
+    errors = [abs(math.log(estimate(of(*size), H200, name, config).time_us / us)) for size, name, config, us in MEASURED]
+    assert sum(errors) / len(errors) < 0.12
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("tiled", tile(64, 64, 64, 3)), ("tma", RESIDENT), ("split_k", tile(64, 64, 64, 3, split=4))]
+)
+@pytest.mark.parametrize("grow", ["m", "n", "k", "batch"])
+def test_more_work_never_takes_less(name, config, grow):
+    sizes = {"m": 512, "n": 512, "k": 512, "batch": 1}
+    times = []
+    for factor in (1, 2, 4, 8, 16):
+        batch = sizes["batch"] * (factor if grow == "batch" else 1)
+        grown = {axis: sizes[axis] * (factor if axis == grow else 1) for axis in "mnk"}
+        times.append(estimate(of(**grown, batch=batch), H200, name, config).time_us)
+    assert times == sorted(times)
+    assert times[-1] > times[0]
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
+def test_no_estimate_beats_the_roof(arch):
+    sampled = suites.problems(["card", "square-pow2", "vit", "llama3-8b"])
+    for problem in sampled:
+        floor, _ = roof_us(problem, arch)
+        for candidate in rank(problem, arch, ZOO):
+            assert floor < candidate.estimate.time_us < math.inf, (problem.describe(), candidate)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_a_long_k_over_a_small_result_is_split(layout):
+    pick = best(of(256, 256, 16384, layout))
+    assert pick.variant == "split_k"
+    assert pick.tile.split_k >= 4
+
+
+def test_a_large_square_is_not_split_and_takes_large_tiles():
+    pick = best(of(8192, 8192, 8192))
+    assert pick.tile.split_k == 1
+    assert pick.tile.block_m * pick.tile.block_n >= 128 * 256
+
+
+@pytest.mark.parametrize("m", [8, 16])
+@pytest.mark.parametrize("n", [4096, 28672])
+def test_decode_takes_sixteen_rows(m, n):
+    pick = best(of(m, n, 4096))
+    rows = pick.tile.block_n if pick.tile.knob("swap") else pick.tile.block_m
+    assert rows == 16
+
+
+def test_one_row_is_a_gemv():
+    assert best(of(1, 4096, 4096)).variant == "gemv"
+
+
+def test_a_small_square_fills_the_device_with_small_tiles():
+    pick = best(of(512, 512, 512))
+    assert pick.tile.block_m * pick.tile.block_n <= 64 * 64
+
+
+def test_a_wave_that_spills_over_costs():
+    # 132 tiles fill 132 SMs once; one more column of tiles starts a second round.
+    config = tile(128, 256, 64, 3, 8)
+    full, over = (estimate(of(128 * 11, 256 * n, 4096), H200, "tma", config).time_us for n in (12, 13))
+    assert over > 1.7 * full
+
+
+def test_tile_padding_costs():
+    config = tile(128, 128, 64, 3, 8)
+    whole, ragged = (estimate(of(128 * k, 4096, 4096), H200, "tiled", config).time_us for k in (16, 17))
+    assert estimate(of(128 * 16 + 8, 4096, 4096), H200, "tiled", config).time_us == pytest.approx(ragged, rel=0.02)
+    assert ragged > whole
+
+
+def test_lines_that_are_not_aligned_cost_dearly():
+    config = tile(128, 128, 64, 3, 8)
+    aligned, odd = of(4096, 4096, 4096, "nn"), of(4095, 4093, 4097, "nn")
+    assert odd.a.line_align == 2
+    ratio = estimate(odd, H200, "tiled", config).time_us / estimate(aligned, H200, "tiled", config).time_us
+    assert 3 < ratio < 12  # measured: about 7
+
+
+def test_reading_c_and_an_activation_cost():
+    config = tile(128, 128, 64, 3, 8)
+    plain = of(4096, 4096, 256)
+    c = Operand.dense("fp32", 4096, 4096)
+    dearer = [replace(plain, epilogue=e) for e in (Epilogue(beta="1", c=c), Epilogue(activation="gelu"))]
+    base = estimate(plain, H200, "tiled", config).time_us
+    assert all(estimate(problem, H200, "tiled", config).time_us > base for problem in dearer)
+
+
+def test_ieee_is_slower_than_tf32_and_more_parts_cost_more():
+    config = tile(64, 64, 32, 3)
+    order = ("tf32", "bf16x3", "bf16x6", "ieee")
+    times = [
+        estimate(of(4096, 4096, 4096, dtype="fp32", precision=precision), H200, "tiled", config).time_us for precision in order
+    ]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
+def test_rates_exist_for_every_precision(arch):
+    for precision in ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"):
+        assert rate(of(8, 8, 8, dtype="fp32", precision=precision), arch) > 0
+    for dtype in ("fp64", "int8", "fp8", "int32"):
+        assert rate(of(8, 8, 8, dtype=dtype), arch) > 0
+    assert ridge(of(8, 8, 8), arch) > 20
+
+
+@pytest.mark.parametrize(("m", "n", "k", "batch"), ZEROS)
+@pytest.mark.parametrize("item", ZOO, ids=lambda item: item.name)
+def test_nothing_to_compute_is_no_crash(m, n, k, batch, item):
+    problem = of(m, n, k, batch=batch)
+    for config in (tile(64, 64, 64, 3), tile(64, 64, 64, 3, split=4), TileConfig(1, 2, 2048)):
+        assert 0.0 <= estimate(problem, H200, item.name, config).time_us < math.inf
+    assert all(candidate.estimate.time_us >= 0 for candidate in rank(problem, H200, [v for v in ZOO if k or v.name == "tiled"]))
+
+
+def test_ranked_candidates_are_legal_and_in_order():
+    problem = of(300, 300, 300)
+    ranked = rank(problem, H200, ZOO)
+    by_name = {item.name: item for item in ZOO}
+    assert all(by_name[c.variant].refusal(problem, H200, c.tile) is None for c in ranked)
+    times = [c.estimate.time_us for c in ranked]
+    assert times == sorted(times)
+
+
+def test_ties_go_to_the_first_mentioned():
+    first, second = variant("one"), variant("two")
+    assert [c.variant for c in rank(of(64, 64, 64), H200, (first, second))[:2]] in (["one", "two"], ["one", "one"])
+    assert rank(of(64, 64, 64), H200, (second, first))[0].variant == "two"
+
+
+def test_parts_are_named_and_the_estimate_repeats():
+    made = estimate(of(256, 256, 16384), H200, "split_k", tile(64, 64, 128, 4, split=8, tma=1))
+    assert set(made.parts) == {"launch", "main loop", "fill and store", "device memory", "reduction"}
+    assert made.parts["reduction"] > 0
+    assert made == estimate(of(256, 256, 16384), H200, "split_k", tile(64, 64, 128, 4, split=8, tma=1))
+
+
+def test_fitted_coefficients_replace_the_built_in_ones():
+    problem, config = of(64, 64, 64), tile(64, 64, 64, 3)
+    slow = estimate(problem, H200, "tiled", config, {"tiled": {"launch": 101.0}}).time_us
+    assert slow == pytest.approx(estimate(problem, H200, "tiled", config).time_us + 101.0 - COEFFICIENTS["tiled"].launch)
+    assert estimate(problem, H200, "tma", config, {"tiled": {"launch": 101.0}}) == estimate(problem, H200, "tma", config)
+
+
+def test_a_variant_without_coefficients_is_scored_all_the_same():
+    assert estimate(of(64, 64, 64), H200, "me.own", tile(64, 64, 64, 3)).time_us > Coefficients().launch
+
+
+def test_the_net_is_estimated_by_class():
+    assert estimate(of(4096, 4096, 4096), H200, "aten", None).time_us == pytest.approx(160, rel=0.15)
+
+
+@pytest.mark.parametrize("size", [(4096, 4096, 4096), (256, 256, 16384), (16, 4096, 4096), (2, 4096, 4096), (300, 300, 300)])
+def test_a_shortlist_is_short_varied_and_holds_the_best(size):
+    problem = of(*size)
+    ranked, short = rank(problem, H200, ZOO), shortlist(problem, H200, ZOO, 16)
+    assert len(short) == min(16, len(ranked))
+    assert short[0] == ranked[0]
+    assert len({(c.variant, c.tile) for c in short}) == len(short)
+    assert {c.variant for c in short} == {c.variant for c in ranked}  # a model wrong about a family does not hide it
+    assert len({(c.tile.block_m, c.tile.block_n, c.tile.block_k) for c in short}) >= 5
+    times = [c.estimate.time_us for c in short]
+    assert times == sorted(times)
+
+
+def test_a_shortlist_is_never_longer_than_asked():
+    assert len(shortlist(of(512, 512, 512), H200, ZOO, 3)) == 3
+
+
+def test_scoring_is_cheap():
+    problem = of(256, 256, 16384)
+    configs = [(item.name, config) for item in ZOO if item.refusal(problem, H200) is None for config in item.space(problem, H200)]
+    spent = []
+    for _ in range(5):
+        start = time.perf_counter()
+        scorer = Scorer(problem, H200)
+        for name, config in configs:
+            scorer.time_us(name, config)
+        spent.append(time.perf_counter() - start)
+    assert min(spent) / len(configs) < 60e-6  # about 4 us on an idle core

@@ -1,0 +1,145 @@
+"""Running recipes on the CPU: in any order with compiling, from any thread, with correct rounding."""
+
+import threading
+
+import pytest
+import torch
+
+from kernel_zoo import build, catalog, interpret
+from kernel_zoo.matrices import matrix
+from kernel_zoo.reference import make_slots, verify
+from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
+from tests.kernel_zoo.cases import H200, INTERPRETED, Case, operand, small_tiles
+
+TILED = catalog.get("tiled")
+SMALL = TileConfig(16, 16, 16, num_stages=2)
+
+
+def run(problem, slots, tile=SMALL, variant=TILED, alpha=1.0, beta=0.0):
+    interpret.run(variant.plan(problem, tile, H200), slots, {"ALPHA": alpha, "BETA": beta})
+
+
+def test_interpreting_and_compiling_take_turns_in_one_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    problem = GemmProblem.of(17, 18, 19, "bf16", epilogue=Epilogue("x", "0", None, Operand("fp32", 17, 18, (0, 0, 1)), "gelu"))
+    binaries = []
+    for _ in range(2):
+        slots = make_slots(problem, seed=1)
+        run(problem, slots, alpha=1.2)
+        assert verify(problem, slots, 1.2).ok
+        binaries.append(build.compile_binary(build.specialise(TILED.plan(problem, SMALL, H200).calls[0]), 90).asm["cubin"])
+    assert binaries[0] == binaries[1]
+    assert any(tmp_path.iterdir())
+
+
+def test_every_variant_compiles_after_all_of_them_were_interpreted(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    problem = GemmProblem.of(4, 32, 64, "bf16", "nt")
+    tiles = {}
+    for variant in INTERPRETED:
+        tiles[variant.name] = next(t for t in small_tiles(variant) if variant.refusal(problem, H200, t) is None)
+        assert Case(variant, problem, tiles[variant.name], H200).run().ok
+    for variant in INTERPRETED:
+        for call in variant.plan(problem, tiles[variant.name], H200).calls:
+            assert build.compile_binary(build.specialise(call), 90).asm["cubin"]
+
+
+def test_threads_take_turns():
+    problem = GemmProblem.of(17, 18, 33, "fp16")
+    failures = []
+
+    def work(seed):
+        try:
+            for turn in range(3):
+                slots = make_slots(problem, seed=10 * seed + turn)
+                run(problem, slots)
+                verdict = verify(problem, slots)
+                if not verdict.ok:
+                    failures.append(verdict.message)
+        except Exception as error:
+            failures.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_bf16_results_are_rounded_to_nearest_even():
+    """K = 1, so the product is exact in fp32 and the stored value has one right answer."""
+    problem = GemmProblem.of(64, 64, 1, "bf16")
+    slots = make_slots(problem, seed=3)
+    run(problem, slots)
+    a, b = (matrix(slots[name], problem.operands[name], 1).float() for name in ("A", "B"))
+    assert torch.equal(matrix(slots["OUT"], problem.out, 1), (a @ b).bfloat16())
+
+
+def test_halfway_cases_go_to_even():
+    problem = GemmProblem.of(1, 4, 1, "bf16")
+    slots = make_slots(problem, seed=3)
+    matrix(slots["A"], problem.a, 1).fill_(1 + 2**-7)
+    matrix(slots["B"], problem.b, 1).copy_(torch.tensor([1.0, 1.5, 1 + 2**-7, -1.5]))
+    run(problem, slots)
+    exact = torch.tensor([1 + 2**-7, 1.5 + 1.5 * 2**-7, 1 + 2**-6 + 2**-14, -1.5 - 1.5 * 2**-7])
+    assert torch.equal(matrix(slots["OUT"], problem.out, 1)[0, 0], exact.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_nothing_but_out_is_written(dtype):
+    """verify compares every guard byte and every input; OUT here lies between other slots in one buffer."""
+    for n in (1, 7, 16, 33):
+        problem = GemmProblem(
+            1, 5, n, 9, operand(dtype, 5, 9, pad="odd"), operand(dtype, 9, n, layout="t", pad="odd"), operand(dtype, 5, n, pad="odd"),
+            precision="ieee" if dtype == "fp32" else "",
+        )  # fmt: skip
+        slots = make_slots(problem, seed=n)
+        run(problem, slots)
+        verdict = verify(problem, slots)
+        assert verdict.ok, verdict.message
+
+
+def test_out_may_be_c():
+    c = Operand.dense("bf16", 17, 18)
+    problem = GemmProblem.of(17, 18, 19, "bf16", epilogue=Epilogue("1", "x", c))
+    slots = make_slots(problem, seed=1)
+    in_place = {**slots, "OUT": slots["C"].clone()}
+    in_place["C"] = in_place["OUT"]
+    run(problem, in_place, beta=2.0)
+    assert verify(problem, {**slots, "OUT": in_place["OUT"]}, 1.0, 2.0).ok
+
+
+def test_a_workspace_starts_dirty(monkeypatch):
+    """Partial sums that were read before they were written would be NaN."""
+    variant = catalog.get("split_k")
+    problem = GemmProblem.of(16, 16, 64, "fp32")
+    seen = []
+    original = interpret._launch
+
+    def launch(call, host, scalars):
+        if not seen:
+            seen.append(host["WS"].isnan().all().item())
+        original(call, host, scalars)
+
+    monkeypatch.setattr(interpret, "_launch", launch)
+    slots = make_slots(problem, seed=1)
+    run(problem, slots, TileConfig(16, 16, 16, split_k=2, num_stages=2), variant)
+    assert seen == [True]
+    assert verify(problem, slots).ok
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"])
+def test_every_fp32_precision_can_be_interpreted(precision):
+    problem = GemmProblem.of(17, 18, 33, "fp32", precision=precision)
+    assert Case(TILED, problem, SMALL, H200).run().ok
+
+
+def test_tf32_rounds_its_inputs_to_nearest():
+    """Just above half a step of TF32 a rounded input moves up; a truncated one would not."""
+    problem = GemmProblem.of(1, 1, 1, "fp32", precision="tf32")
+    slots = make_slots(problem, seed=1)
+    matrix(slots["A"], problem.a, 1).fill_(1 + 2**-11 + 2**-20)
+    matrix(slots["B"], problem.b, 1).fill_(1.0)
+    run(problem, slots)
+    assert float(matrix(slots["OUT"], problem.out, 1)) == 1 + 2**-10

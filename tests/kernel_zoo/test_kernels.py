@@ -1,0 +1,35 @@
+"""Every variant of the catalog through the interpreter: all pairs of tile, layout, size, batch, epilogue and types.
+
+A case that a variant refuses is replaced by one it takes, so the numbers below count launches that really ran.
+"""
+
+import pytest
+
+from kernel_zoo import catalog
+from tests.kernel_zoo.cases import INTERPRETED, PARAMETERS, covering, small_tiles
+
+LEAST_CASES = 100
+CASES = [(variant, i) for variant in catalog.VARIANTS if variant.interpretable for i in range(len(covering(variant).cases))]
+
+
+@pytest.mark.parametrize(("variant", "i"), CASES, ids=[f"{variant.name}-{i}" for variant, i in CASES])
+def test_a_variant_is_right(variant, i):
+    case = covering(variant).cases[i]
+    verdict = case.run(seed=i)
+    assert verdict.ok, f"{verdict.message}\n{case.describe()}"
+
+
+@pytest.mark.parametrize("variant", catalog.VARIANTS, ids=lambda variant: variant.name)
+def test_a_variant_is_covered_by_enough_cases(variant):
+    found = covering(variant)
+    assert len(found.cases) >= LEAST_CASES, f"{len(found.cases)} cases, {found.refused} drawings refused"
+
+
+@pytest.mark.parametrize("variant", INTERPRETED, ids=lambda variant: variant.name)
+def test_every_knob_and_every_input_type_a_variant_takes_is_among_its_cases(variant):
+    cases = covering(variant).cases
+    assert {case.tile.knobs for case in cases} == {tile.knobs for tile in small_tiles(variant)}
+    assert {case.problem.dtype for case in cases} == {"fp16", "bf16", "fp32"}
+    assert {case.problem.epilogue.activation for case in cases} == set(PARAMETERS["activation"])
+    assert any(case.problem.batch > 1 for case in cases)
+    assert any(case.problem.epilogue.c is not None for case in cases)

@@ -1,0 +1,142 @@
+"""From tensors to a GemmProblem: layouts, alignment, batches, folding, settings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_zoo.spec import GemmProblem
+from minblas import problem as problems
+from minblas.cold import Call, describe_call
+
+
+def described(*arguments, **keywords) -> problems.Described:
+    return describe_call(Call.of(*arguments, **keywords))
+
+
+def problem_of(*arguments, **keywords) -> GemmProblem:
+    problem = described(*arguments, **keywords).problem
+    assert problem is not None
+    return problem
+
+
+def half(*shape):
+    return torch.empty(shape, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (False, True), (True, False), (True, True)])
+def test_layouts_are_read_off_the_strides(trans_a, trans_b):
+    a, b = half(*((24, 8) if trans_a else (8, 24))), half(*((16, 24) if trans_b else (24, 16)))
+    by_keyword = problem_of(a, b, trans_a=trans_a, trans_b=trans_b)
+    by_view = problem_of(a.mT if trans_a else a, b.mT if trans_b else b)
+    assert by_keyword == by_view == GemmProblem.of(8, 16, 24, "fp16", f"{'nt'[trans_a]}{'nt'[trans_b]}")
+
+
+def test_size_one_strides_mean_nothing():
+    assert problem_of(half(1, 64).as_strided((1, 64), (7, 1)), half(64, 8)) == problem_of(half(1, 64), half(64, 8))
+    assert problem_of(half(8, 1), half(1, 8).as_strided((1, 8), (3, 1))) == problem_of(half(8, 1), half(1, 8))
+
+
+def test_alignment_is_that_of_the_address():
+    buffer = half(200)
+    for offset, align in ((0, 16), (1, 2), (2, 4), (4, 8), (8, 16), (3, 2)):
+        assert problem_of(buffer[offset : offset + 64].view(8, 8), half(8, 8)).a.align == align
+        assert problem_of(half(8, 8), half(8, 8), bias=buffer[offset : offset + 8]).epilogue.bias.align == align
+        assert problem_of(half(8, 8), half(8, 8), out=buffer[offset : offset + 64].view(8, 8)).out.align == align
+
+
+def test_a_shared_b_folds_the_batch_into_m():
+    assert problem_of(half(2, 3, 4, 8), half(8, 16)) == GemmProblem.of(24, 16, 8, "fp16")
+    folded = problem_of(half(2, 3, 8), half(8, 5), 1.0, 1.0, half(2, 3, 5), bias=half(5), out=half(2, 3, 5))
+    assert (folded.batch, folded.m) == (1, 6)
+    assert folded.epilogue.c.strides == (0, 5, 1) and folded.epilogue.bias.strides == (0, 0, 1)
+    assert problem_of(half(7, 1, 8), half(1, 8, 5)).m == 7
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: dict(a=half(2, 6, 8)[:, :3], b=half(8, 5)),  # rows of a do not continue
+        lambda: dict(a=half(2, 3, 8), b=half(2, 8, 5)),  # b is not shared
+        lambda: dict(a=half(2, 3, 8), b=half(8, 5), c=half(3, 5)),  # c repeats
+        lambda: dict(a=half(2, 3, 8), b=half(8, 5), out=half(2, 4, 5)[:, :3]),  # rows of out do not continue
+        lambda: dict(a=half(2, 3, 8), b=half(8, 5), bias=half(2, 1, 5)),  # one bias for each matrix
+    ],
+)
+def test_what_does_not_fold(call):
+    problem = problem_of(**call())
+    assert (problem.batch, problem.m) == (2, 3)
+
+
+def test_batches_collapse_to_one_stride():
+    problem = problem_of(half(2, 3, 4, 8), half(2, 3, 8, 5))
+    assert (problem.batch, problem.a.strides[0], problem.b.strides[0]) == (6, 32, 40)
+    assert problem_of(half(4, 8), half(3, 8, 5)).a.strides[0] == 0
+    broadcast = described(half(2, 1, 4, 8), half(1, 3, 8, 5))
+    assert {slot for slot, _ in broadcast.copies} == {"A", "B"} and broadcast.problem.batch == 6
+    assert broadcast.shape == (2, 3, 4, 5)
+
+
+def test_an_out_that_one_stride_cannot_walk_is_staged():
+    target = half(2, 2, 3, 5)[:, :1].expand(2, 1, 3, 5)
+    assert not described(half(2, 1, 3, 8), half(8, 5), out=target).staged
+    target = torch.empty(3, 2, 4, 5).permute(1, 0, 2, 3)
+    assert described(torch.empty(2, 3, 4, 8), torch.empty(2, 3, 8, 5), out=target).staged
+
+
+def test_nothing_to_multiply():
+    assert problem_of(half(4, 8), half(8, 5), 0.0).k == 0
+    assert problem_of(half(4, 0), half(0, 5)).k == 0
+    assert described(half(0, 8), half(8, 5)).problem is None
+    assert described(half(3, 0, 8), half(8, 5)).shape == (3, 0, 5)
+
+
+def test_scalar_classes_and_unread_c():
+    c = half(4, 5)
+    for alpha, beta, classes in ((1, 0, "10"), (0.0, 1.0, "01"), (2, -1, "xx"), (float("nan"), 1, "x1"), (-0.0, -0.0, "00")):
+        epilogue = problem_of(half(4, 8), half(8, 5), alpha, beta, c).epilogue
+        assert epilogue.alpha + epilogue.beta == classes
+        assert (epilogue.c is None) == (classes[1] == "0")
+
+
+def test_expanded_operands_keep_their_zero_strides():
+    problem = problem_of(half(1, 8).expand(4, 8), half(8, 1).expand(8, 5), 1, 1, half(1).expand(4, 5))
+    assert problem.a.strides[1:] == (0, 1) and problem.b.strides[2] == 0 and problem.epilogue.c.strides == (0, 0, 0)
+
+
+def test_in_place():
+    c = half(4, 5)
+    assert described(half(4, 8), half(8, 5), 1, 1, c, out=c).in_place
+    assert not described(half(4, 8), half(8, 5), 1, 1, c, out=half(4, 5)).in_place
+
+
+def test_dtype_rules():
+    fp8 = torch.float8_e4m3fn
+    assert described(half(4, 8), half(8, 5), out_dtype="float32").dtype is torch.float32
+    assert described(half(4, 8).to(fp8), half(8, 5).to(fp8)).dtype is torch.bfloat16
+    assert described(torch.empty(4, 8, dtype=torch.int8), torch.empty(8, 5, dtype=torch.int8)).dtype is torch.int32
+    assert described(half(4, 8), half(8, 5), out=torch.empty(4, 5)).problem.out.dtype == "fp32"
+    for c in (half(4, 5), torch.empty(4, 5)):
+        described(half(4, 8), half(8, 5), 1, 1, c, out_dtype="bf16")
+
+
+def test_64_bit_offsets_are_decided_from_strides():
+    wide = torch.empty(1, dtype=torch.float16).as_strided((3, 1), (2**30, 1)) if False else torch.empty_strided((3, 4), (2**30, 1), device="meta")
+    assert wide.stride(0) == 2**30  # a real one would need gigabytes: the rule itself is Operand's
+    from kernel_zoo.spec import Operand
+
+    assert Operand.of("fp16", 3, 4, (0, 2**30, 1)).last_offset(1) == 2**31 + 3
+
+
+def test_meta_and_fake_tensors_give_shapes():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    import minblas
+
+    made = minblas.gemm(torch.empty(2, 4, 8, device="meta"), torch.empty(8, 5, device="meta"), out_dtype="bf16")
+    assert made.device.type == "meta" and made.shape == (2, 4, 5) and made.dtype is torch.bfloat16
+    with FakeTensorMode():
+        fake = minblas.linear(torch.empty(3, 8), torch.empty(5, 8, requires_grad=True), torch.empty(5))
+        assert type(fake).__name__ == "FakeTensor" and fake.shape == (3, 5) and fake.requires_grad
+        with pytest.raises(minblas.errors.ShapeError):
+            minblas.gemm(torch.empty(3, 8), torch.empty(3, 8))
