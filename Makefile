@@ -26,7 +26,7 @@ bench: $(READY)
 
 test: $(READY)
 	@echo '== tests: CPU suite on $(WORKERS) workers'
-	@$(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m 'not gpu' $(ARGS)
+	@$(RUN) -m pytest -q -n $(WORKERS) --dist worksteal --timeout 300 -m 'not gpu' $(ARGS)
 
 check: lint types floors gate
 

@@ -39,6 +39,11 @@ class Summary:
         """Share of the shapes served by PyTorch's own product."""
         return self.shares.get("aten", 0.0)
 
+    @property
+    def is_total(self) -> bool:
+        """It sums up lines above it."""
+        return self.name.startswith(("16-bit", "all"))
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {**asdict(self), "aten": self.aten}
@@ -124,13 +129,9 @@ def class_table(results: Sequence[ShapeResult], title: str = "") -> Table:
     table.add_column("served by")
     summaries = by_class(results)
     for index, line in enumerate(summaries):
-        totals_follow = index + 1 < len(summaries) and _is_total(summaries[index + 1]) and not _is_total(line)
+        totals_follow = index + 1 < len(summaries) and summaries[index + 1].is_total and not line.is_total
         table.add_row(*_cells(line), end_section=totals_follow)
     return table
-
-
-def _is_total(line: Summary) -> bool:
-    return line.name.startswith(("16-bit", "all"))
 
 
 def _cells(line: Summary) -> list[str]:

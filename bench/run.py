@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -220,17 +220,19 @@ def _save(done: Done, request: Request, said: _Voice) -> None:
         said(f"results: {out}")
     folder = request.plots or (out.with_suffix("") if out is not None else None)
     if folder is not None:
-        for path in _draw(done.results, done.environment, folder, said):
-            said(f"plot: {path}")
+        for path in _draw(done, folder, said):
+            said(f"report: {path}" if path.suffix == ".html" else f"plot: {path}")
 
 
-def _draw(results: Sequence[ShapeResult], where: dict[str, Any], folder: Path, said: _Voice) -> list[Path]:
-    from bench import plots
+def _draw(done: Done, folder: Path, said: _Voice) -> list[Path]:
+    """The pictures and the page that holds them, as far as there is something to show."""
+    from bench import html, plots
 
     try:
-        return plots.draw(results, where, folder)
-    except ImportError:
-        said("no plots: matplotlib is not installed (pip install 'minblas[bench]')")
+        pictures = plots.draw(done.results, done.environment, folder)
+        return [*pictures, html.write(done.results, done.environment, pictures, folder / "report.html")] if pictures else []
+    except ImportError as error:
+        said(f"no plots and no HTML report: {error.name} is not installed (pip install 'minblas[bench]')")
         return []
 
 

@@ -78,15 +78,13 @@ def verify(
 
     with told():
         found = tables.find(names or [])
-        findings = [(table.name, str(finding)) for table in found for finding in store.verify(table, minblas.variants())]
+        findings = [f"{table.name}: {finding}" for table in found for finding in store.verify(table, minblas.variants())]
         gated = tables.gate_tables(found, minblas.variants(), workers) if compile_rows else []
-    findings += [(result.row.label, f"{result.row.describe()}: {'; '.join(result.faults)}") for result in gated if not result.ok]
+    findings += [f"{result.row.describe()}: {'; '.join(result.faults)}" for result in gated if not result.ok]
     rows = sum(len(table.entries) for table in found)
     if as_json:
-        print_json({"rows": rows, "compiled": len(gated), "findings": [f"{name}: {text}" for name, text in findings]})
+        print_json({"rows": rows, "compiled": len(gated), "findings": findings})
     else:
-        for name, text in findings:
-            typer.echo(f"{name}: {text}")
         compiled = f", {len(gated)} compiled with triton {tables.triton_version()}" if compile_rows else ""
-        typer.echo(f"{len(found)} tables, {rows} rows{compiled}, {len(findings)} findings")
+        typer.echo("\n".join([*findings, f"{len(found)} tables, {rows} rows{compiled}, {len(findings)} findings"]))
     raise typer.Exit(1 if findings else 0)

@@ -98,11 +98,17 @@ class EntryModel(BaseModel):
     def value(self) -> TableEntry:
         """The row in memory."""
         seen = self.evidence
-        runner_ups = tuple(Measurement(r[0], _tile(r[1]), r[2], r[3] if len(r) == 4 else "") for r in seen.runner_ups)
+        runner_ups = tuple(
+            Measurement(r[0], _tile(r[1]), r[2], r[3] if len(r) == 4 else self._implied(r[0])) for r in seen.runner_ups
+        )
         return TableEntry(
             self.key.value(), self.variant, _tile(self.tile), self.digest, seen.time_us, seen.torch_us, runner_ups,
             seen.source, seen.date, seen.low_us, seen.high_us, seen.triton,
         )  # fmt: skip
+
+    def _implied(self, variant: str) -> str:
+        """A runner-up of the winner's variant is of the winner's kernel, unless it says otherwise."""
+        return self.digest if variant == self.variant else ""
 
 
 class EnvironmentModel(BaseModel):
@@ -223,7 +229,7 @@ def _row(entry: TableEntry) -> dict[str, Any]:
         "source": entry.source if entry.source != "measured" else "",
         "date": entry.date,
         "triton": entry.triton,
-        "runner_ups": [_runner_up(measurement) for measurement in entry.runner_ups],
+        "runner_ups": [_runner_up(seen, entry) for seen in entry.runner_ups],
     }
     row = {
         "key": key_dict(entry.key),
@@ -236,9 +242,10 @@ def _row(entry: TableEntry) -> dict[str, Any]:
     }
 
 
-def _runner_up(seen: Measurement) -> list[Any]:
+def _runner_up(seen: Measurement, winner: TableEntry) -> list[Any]:
     row = [seen.variant, seen.tile.describe() if seen.tile else None, _rounded(seen.time_us)]
-    return [*row, seen.digest] if seen.digest else row
+    implied = seen.variant == winner.variant and seen.digest == winner.digest
+    return [*row, seen.digest] if seen.digest and not implied else row
 
 
 def _rounded(time_us: float | None) -> float | None:
@@ -259,19 +266,3 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"]))
     return f"{where + ': ' if where else ''}{first['msg']}"
-
-
-__all__ = [
-    "EntryModel",
-    "EnvironmentModel",
-    "EvidenceModel",
-    "KeyModel",
-    "SCHEMA_VERSION",
-    "TableFileError",
-    "TableModel",
-    "dumps",
-    "key_dict",
-    "loads",
-    "parse_tile",
-    "sort_key",
-]

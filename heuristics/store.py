@@ -152,7 +152,6 @@ def _sync_directory(directory: Path) -> None:
 __all__ = [
     "Change",
     "Finding",
-    "PACKAGED",
     "TableFileError",
     "diff",
     "load",

@@ -32,7 +32,7 @@ TRITON_TYPES: Final[dict[str, str]] = {
 }
 
 _DIVISOR_LIMIT: Final = 16
-_LEAST_DIVISOR: Final = 4  # 4 fp32 numbers make a 16-byte access; smaller divisors would only multiply binaries
+_LEAST_DIVISOR: Final = 2  # two 16-bit numbers make a 4-byte access, the narrowest that can be copied asynchronously
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The compile gate: does a variant, for a problem and a tile, become the machine code it promises on a given device?
 
-Compiles with the compiler of the target and reads the binary, so it needs neither a GPU nor a driver. A row passes where nothing spills to
-local memory, shared memory fits a block, and the instructions are those the variant counts on: tensor cores of the declared
+Compiles for the device's capability and reads the binary, so it needs neither a GPU nor a driver. A row passes where nothing spills
+to local memory, shared memory fits a block, and the instructions are those the variant counts on: tensor cores of the declared
 family, TMA where there are descriptors, asynchronous copies where aligned operands are read through pointers.
 """
 

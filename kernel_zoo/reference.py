@@ -1,7 +1,7 @@
 """The oracle: fresh operands inside guard bands, the result in float64, and the error a right kernel may make.
 
-Every test, check and tuning trial judges a kernel through `verify`. Nothing here is specific to a kernel; the bound is derived from K,
-the types and the magnitudes at hand, so there is no tolerance to set. Imports torch, and of the project only spec and matrices.
+Every test, check and tuning trial judges a kernel through `verify`. Nothing here is specific to a kernel; the bound is derived from
+K, the types and the magnitudes at hand, so there is no tolerance to set. Imports torch, and of the project only spec and matrices.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _POISON_INTEGER: Final = {1: 0xA5, 2: 0x5A5A, 4: 0x5A5A5A5A, 8: 0x5A5A5A5A5A5A5A
 
 #: Largest relative error of one product caused by rounding its fp32 inputs, before anything is summed.
 #: tf32: a and b each keep 11 significant bits, rounded to nearest: 2^-11 each.
-#: bf16x3: a = hi + lo in bf16 leaves 2^-18 of each input, and lo * lo (2^-18) is dropped. bf16x6: three parts leave 2^-27 each and drop
-#: two cross terms of 2^-27. tf32x3: the low part is cut to 11 bits (2^-21 of each input) and lo * lo (2^-22) is dropped.
+#: bf16x3: a = hi + lo in bf16 leaves 2^-18 of each input, and lo * lo (2^-18) is dropped. bf16x6: three parts leave 2^-27 each and
+#: drop two cross terms of 2^-27. tf32x3: the low part is cut to 11 bits (2^-21 of each input) and lo * lo (2^-22) is dropped.
 PRODUCT_ERROR: Final[dict[str, float]] = {
     "tf32": 2 * 2**-11,
     "bf16x3": 3 * 2**-18,
@@ -134,7 +134,7 @@ def error_bound(
 
     2 |torch - ref| + eps_out |ref| + 2 sqrt(K + E) u_acc (|alpha| |A| |B| + |beta C| + |bias|) + rounding of the inputs.
 
-    torch is torch's own product in the wider of the input's and the output's type. E counts the roundings of the epilogue, which matter
+    torch is torch's own product in the wider of the input's and the output's type. E counts the epilogue's roundings, which matter
     where K is small. The input term is 0 unless the precision rounds fp32 inputs; it is the smaller of the worst case over a sum
     and what independent errors of that size exceed once in 10^12 (see PRODUCT_ERROR).
     """
@@ -183,7 +183,7 @@ def _place(problem: GemmProblem) -> tuple[dict[str, int], int]:
     for name, operand in problem.operands.items():
         if operand.align < operand.itemsize and operand.align < VECTOR_BYTES:
             raise ValueError(
-                f"{name} has {operand.itemsize}-byte elements and an address aligned to {operand.align}: needs a multiple of its size"
+                f"{name} has {operand.itemsize}-byte elements and an address aligned to {operand.align}: needs at least that size"
             )
         starts[name] = _BAND_BYTES * (cdiv(end, _BAND_BYTES) + 1) + operand.align % VECTOR_BYTES
         end = starts[name] + (operand.last_offset(problem.batch) + 1) * operand.itemsize
@@ -354,7 +354,7 @@ def _touched(problem: GemmProblem, slots: Slots) -> list[str]:
         return faults
     allowed = torch.zeros_like(slots.buffer)
     for name, operand in problem.operands.items():
-        start = slots[name].storage_offset() * operand.itemsize
+        start = int(slots[name].storage_offset()) * operand.itemsize
         _bits(_distinct(_at(allowed, start, operand, problem.batch), operand, problem.batch)).fill_(
             -1 if operand.itemsize > 1 else GUARD_BYTE
         )
@@ -369,7 +369,7 @@ def _nearest_slot(problem: GemmProblem, slots: Slots, position: int) -> str:
     """Where a byte of the buffer lies, in words: relative to the closest slot."""
     best: tuple[int, str] | None = None
     for name, operand in problem.operands.items():
-        start = slots[name].storage_offset() * operand.itemsize
+        start = int(slots[name].storage_offset()) * operand.itemsize
         end = start + (operand.last_offset(problem.batch) + 1) * operand.itemsize
         if start <= position < end:
             return f"between {name}'s lines, {position - start} bytes from its start"

@@ -93,7 +93,8 @@ def check(name: str | Variant, device: torch.device | str | None = None, *, quic
 
     variant = _find(name) if isinstance(name, str) else name
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    report = run_cases(variant, arch_of(place), place, cases(variant, arch_of(place), quick=quick))
+    arch = arch_of(place)
+    report = run_cases(variant, arch, place, cases(variant, arch, quick=quick, interpreted=place.type == "cpu"))
     if report.wrong:
         quarantine.suspend(variant, f"a check on {report.device} found {report.wrong} wrong results, first: {report.failures[0]}")
     elif report.right and not quick:
@@ -170,7 +171,9 @@ def _tiles(
 
 def _small(tiles: list[TileConfig], problem: GemmProblem) -> list[TileConfig]:
     """The smallest tiles that differ in what an interpreter can see, leaving out those that cut the problem into many programs."""
-    programs = {tile: problem.batch * cdiv(problem.m, tile.block_m) * cdiv(problem.n, tile.block_n) * tile.split_k for tile in tiles}
+    programs = {
+        tile: problem.batch * cdiv(problem.m, tile.block_m) * cdiv(problem.n, tile.block_n) * tile.split_k for tile in tiles
+    }
     most = max(_CPU_PROGRAMS, min(programs.values()))
     distinct: dict[tuple[object, ...], TileConfig] = {}
     for tile in sorted(tiles, key=lambda tile: tile.block_m * tile.block_n * tile.block_k):

@@ -24,7 +24,7 @@ Fill = Literal["normal", "integers", "special", "large"]
 
 LAYOUTS: Final = ("nn", "nt", "tn", "tt", "sn", "ns")
 FORMS: Final = ("any", "deep", "row", "column")  # what special kernels are made for: a long K, a few rows, a few columns
-_NOMINAL: Final = (64, 64, 64)
+_NOMINAL: Final = (64, 64, 32)
 TYPES: Final = tuple((dtype, "") for dtype in ITEMSIZE if dtype != "fp32") + tuple(
     ("fp32", precision) for precision in FP32_PRECISIONS
 )
@@ -91,7 +91,7 @@ class _Maker:
     def _formed(self, m: int, n: int, k: int) -> tuple[int, int, int]:
         """Sizes brought into the form that the variant takes, with the same tails."""
         if self.form == "deep" and k:
-            return m, n, k + 1024
+            return m, n, k + 256
         return (1 + (m - 1) % 4 if self.form == "row" else m), (1 + (n - 1) % 4 if self.form == "column" else n), k
 
 
@@ -117,9 +117,20 @@ def _epilogue(words: str, out: Operand, batch: int) -> Epilogue:
     return Epilogue("x" if "alpha" in given else "1", beta, c, bias, activation)
 
 
-def cases(variant: Variant, arch: Arch, *, quick: bool = False) -> list[Case]:
-    """The cases of a variant: all of them in the first type it takes, the telling ones in its other types."""
-    makers = [maker for dtype, precision in TYPES if (maker := _maker(variant, arch, dtype, precision)) is not None]
+def cases(variant: Variant, arch: Arch, *, quick: bool = False, interpreted: bool = False) -> list[Case]:
+    """The cases of a variant: all of them in the first type it takes, the telling ones in its other types.
+
+    Args:
+        variant: what is to be checked.
+        arch: the device it is checked for.
+        quick: the telling ones only.
+        interpreted: one precision of fp32 is enough, since an interpreter computes all of them alike.
+    """
+    makers: list[_Maker] = []
+    for dtype, precision in TYPES:
+        known = interpreted and any(maker.dtype == dtype for maker in makers)
+        if not known and (maker := _maker(variant, arch, dtype, precision)) is not None:
+            makers.append(maker)
     if not makers:  # whatever it refuses here, it says why
         makers = [_Maker("bf16", "", "nn")]
     found: list[Case] = []

@@ -157,7 +157,9 @@ def make_plan(call: Call) -> LaunchPlan:
     request = request_of(call)
     described = describe(request)
     if not call.has_data:
-        raise OperandError("the operands have shapes and no data", "tensors with memory", "use minblas.explain to see what would serve")
+        raise OperandError(
+            "the operands have shapes and no data", "tensors with memory", "use minblas.explain to see what would serve"
+        )
     resolved = None
     if described.problem is not None:
         resolved = dispatch.resolve(described.problem, described.device, call.variant, call.tile)

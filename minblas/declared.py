@@ -51,7 +51,7 @@ class Declared:
 
     def supports(self, problem: GemmProblem, arch: Arch) -> Refusal | None:
         """The first declaration that the problem or the device does not meet."""
-        rules = (self._device, self._dtype, self._layout, self._sizes, self._alignment, self._epilogue)
+        rules = (self._device, self._dtype, self._sizes, self._layout, self._alignment, self._epilogue)
         return next((refusal for rule in rules if (refusal := rule(problem, arch)) is not None), None)
 
     def fits(self, problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:

@@ -1,4 +1,4 @@
-"""Which variant serves a problem: the registry, the tables, the options as a policy, and what to do when a pick fails.
+"""Which variant serves a problem: the options as a policy, the choice, and what to do when a pick fails.
 
 The choice itself is `heuristics.choose`, a pure function; here it gets its arguments. Selecting needs neither torch nor a GPU; only
 `resolve`, which also makes the pick ready, does.
@@ -6,20 +6,18 @@ The choice itself is `heuristics.choose`, a pure function; here it gets its argu
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from heuristics import choose, store
+from heuristics import choose
 from heuristics.choose import Policy, Selection
-from heuristics.table import HeuristicTable
 from kernel_zoo import catalog
-from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant
+from kernel_zoo.spec import Arch, GemmProblem, TileConfig
 from minblas import device as devices
 from minblas import errors, log, settings
-from minblas.cache import CACHE
-from minblas.failures import Quarantine
+from minblas.failures import QUARANTINE
+from minblas.registry import forget_plans, get, register, registry, tables, unregister
 
 if TYPE_CHECKING:
     import torch
@@ -27,98 +25,6 @@ if TYPE_CHECKING:
     from minblas.launch import Prepared
 
 _LOG: Final = log.get("dispatch")
-_LOCK: Final = threading.RLock()
-_registered: tuple[Variant, ...] = ()
-_entry_points_loaded = False
-_tables: dict[str, tuple[HeuristicTable, ...]] = {}
-
-
-def registry() -> tuple[Variant, ...]:
-    """Every variant: the zoo's in its own order, then the registered ones. Loads the entry points of packages the first time."""
-    _load_entry_points()
-    return catalog.VARIANTS + _registered
-
-
-def _load_entry_points() -> None:
-    global _entry_points_loaded
-    if _entry_points_loaded:
-        return
-    with _LOCK:
-        if not _entry_points_loaded:
-            _entry_points_loaded = True
-            from minblas.register import load_entry_points
-
-            load_entry_points()
-
-
-def get(name: str) -> Variant:
-    """The variant of that name.
-
-    Raises:
-        UnknownVariantError: there is none; the message has the nearest names.
-    """
-    known = {variant.name: variant for variant in registry()}
-    if name not in known:
-        raise errors.UnknownVariantError(
-            f"variant is {name!r}", "a variant's name (minblas.variants() lists them)", errors.suggestion(name, known)
-        )
-    return known[name]
-
-
-def register(variant: Variant) -> None:
-    """Add a variant.
-
-    Raises:
-        ArgumentError: the name is taken.
-    """
-    global _registered
-    with _LOCK:
-        for other in catalog.VARIANTS + _registered:
-            if other.name == variant.name:
-                raise errors.ArgumentError(
-                    f"a variant named {variant.name!r} exists: {other.summary}",
-                    "a name of its own",
-                    "unregister it first, or choose another",
-                )
-        _registered = (*_registered, variant)
-    forget_plans()
-
-
-def unregister(name: str) -> None:
-    """Remove a registered variant.
-
-    Raises:
-        UnknownVariantError: no registered variant has that name; the zoo's own cannot be removed.
-    """
-    global _registered
-    with _LOCK:
-        left = tuple(variant for variant in _registered if variant.name != name)
-        if len(left) == len(_registered):
-            known = [variant.name for variant in _registered] or ["none"]
-            remedy = errors.suggestion(name, known)
-            raise errors.UnknownVariantError(
-                f"no registered variant is named {name!r}", "a name that register_variant was given", remedy
-            )
-        _registered = left
-    QUARANTINE.forgive(name)
-    forget_plans()
-
-
-def forget_plans() -> None:
-    """Forget what was chosen before: a table or the registry has changed."""
-    with _LOCK:
-        _tables.clear()
-    CACHE.clear()
-
-
-def tables(arch: Arch) -> tuple[HeuristicTable, ...]:
-    """The user's tables, then the packaged ones, that say something about a device."""
-    found = _tables.get(arch.name)
-    if found is None:
-        found = (*store.user_tables(arch), *store.packaged_tables(arch))
-        with _LOCK:
-            _tables[arch.name] = found
-    return found
 
 
 def policy(variant: str | None = None, tile: TileConfig | None = None) -> Policy:
@@ -275,4 +181,17 @@ def report_failure(problem: GemmProblem, arch: Arch, name: str, tile: TileConfig
     log.once("dispatch", "%s failed on %s and is passed over from now on: %s: %s", what, arch.name, type(error).__name__, error)
 
 
-QUARANTINE: Final = Quarantine()
+__all__ = [
+    "QUARANTINE",
+    "Resolved",
+    "forget_plans",
+    "get",
+    "policy",
+    "register",
+    "registry",
+    "report_failure",
+    "resolve",
+    "select",
+    "tables",
+    "unregister",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from kernel_zoo.spec import Arch, GemmProblem, TileConfig
 
@@ -39,3 +40,6 @@ class Quarantine:
                 f"{key[0]} {key[1].describe() if isinstance(key[1], TileConfig) else ''}".strip(): why
                 for key, why in self._failures.items()
             }
+
+
+QUARANTINE: Final = Quarantine()

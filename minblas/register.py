@@ -98,9 +98,8 @@ def register_variant(
     """
     source = recipe if recipe is not None else launch
     if source is None or (recipe is not None and launch is not None):
-        raise ArgumentError(
-            f"variant {name!r} has {'both' if source else 'neither'} a recipe and a launch", "exactly one of the two"
-        )
+        given = "both a recipe and a launch" if source is not None else "neither a recipe nor a launch"
+        raise ArgumentError(f"variant {name!r} has {given}", "exactly one of the two")
     _check_name(name)
     declared = declare(name, dtypes, layouts, epilogue, candidates, capability, alignment, batch, wide, opaque=launch is not None)
     if recipe is not None:
@@ -128,9 +127,10 @@ def register_variant(
 
 def _checkable(variant: Variant) -> bool:
     """Whether a quick check costs little and does not wake a device that the process has not touched."""
-    import torch
+    from torch import cuda
 
-    return torch.cuda.is_initialized() if torch.cuda.is_available() else variant.interpretable
+    initialized: Callable[[], bool] = cuda.is_initialized
+    return initialized() if cuda.is_available() else variant.interpretable
 
 
 def _quick_check(variant: Variant) -> None:

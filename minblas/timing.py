@@ -180,7 +180,7 @@ class CudaEngine:
         self._torch: Any = torch
         self.device = torch.device(device or "cuda")
         with torch.cuda.device(self.device):
-            self._stream = torch.cuda.Stream()
+            self._stream: Any = self._torch.cuda.Stream()
         self._anchor: Any = (
             None  # keeps the graphs' shared memory pool alive: a pool that no graph uses cannot be captured into again
         )

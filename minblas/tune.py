@@ -113,7 +113,7 @@ def _device(device: torch.device | str | None, any_device: bool) -> torch.device
     import torch
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if place.type == "cuda" and place.index is None:
+    if str(place) == "cuda":
         place = torch.device("cuda", torch.cuda.current_device())
     if place.type != "cuda" and not any_device:
         raise DeviceError(

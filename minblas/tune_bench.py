@@ -48,7 +48,7 @@ class DeviceBench:
         self._scalars = scalars(problem)
         self._sets: list[Slots] = []
         exact = device.type == "cpu" or exact_affordable(problem, self._arch)
-        self._make_oracle = lambda: Oracle(problem, device, exact=exact)
+        self._exact = exact
 
     def prepare(self, pick: Pick) -> Prepared:
         """Compiled, loaded and ready."""
@@ -57,7 +57,7 @@ class DeviceBench:
     def verdict(self, prepared: Prepared) -> str:
         """Run once on poisoned buffers, and compare."""
         if self._oracle is None:
-            self._oracle = self._make_oracle()
+            self._oracle = Oracle(self.problem, self._device, exact=self._exact)
         oracle = self._oracle
         prepared(oracle.slots, oracle.alpha, oracle.beta)
         return oracle.verdict()

@@ -75,6 +75,8 @@ def gemv_kernel(
     HAS_C: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of one matrix of the batch, over one range of K (ranges lie on grid dimension 1)."""
+    if WIDE:
+        stride_am = tl.cast(stride_am, tl.int64)
     tiles_n = tl.cdiv(N, BLOCK_N)
     index = tl.program_id(0)
     split = tl.program_id(1)
@@ -119,6 +121,8 @@ def gemv_kernel(
         acc = acc0 if row == 0 else (acc1 if row == 1 else (acc2 if row == 2 else acc3))
         total = tl.sum(acc, axis=AXIS)[None, :]
         rows = tl.arange(0, 1) + row
+        if WIDE:
+            rows = rows.to(tl.int64)
         if SPLIT:
             part = WS + ((split * BATCH + batch) * ROWS + row) * N
             tl.store((part + cols)[None, :], total, mask=col_mask[None, :])

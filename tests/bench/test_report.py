@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from bench import plots, records, report
+from bench import html, plots, records, report
 from bench.records import ShapeResult
 from kernel_zoo.spec import GemmProblem
 
@@ -133,6 +133,14 @@ def test_plots_are_written_as_png(tmp_path, results):
     files = plots.draw(results, environment, tmp_path)
     assert sorted(file.name for file in files) == ["ratios.png", "roofline.png", "squares.png"]
     assert all(file.read_bytes()[:4] == b"\x89PNG" for file in files)
+
+
+def test_the_page_holds_its_pictures_and_every_shape(tmp_path, results):
+    pictures = plots.draw(results, {}, tmp_path)
+    text = html.write(results, {"gpu_name": "H200"}, pictures, tmp_path / "report.html").read_text()
+    assert text.count("data:image/png;base64,") == len(pictures)
+    assert all(result.name in text for result in results)
+    assert "http" not in text
 
 
 def test_nothing_timed_draws_nothing(tmp_path):

@@ -145,7 +145,12 @@ def test_a_whole_sweep_writes_its_files_and_sums_up(monkeypatch, tmp_path):
     environment, results = records.read(tmp_path / "results.jsonl")
     assert environment["aten"] is False
     assert [result.status for result in results] == ["ok", "ok"]
-    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["ratios.png", "roofline.png", "squares.png"]
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
+        "ratios.png",
+        "report.html",
+        "roofline.png",
+        "squares.png",
+    ]
 
 
 def test_a_lost_device_ends_the_sweep(plans, monkeypatch):

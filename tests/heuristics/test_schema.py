@@ -89,6 +89,15 @@ def test_a_usual_row_takes_less_than_400_bytes():
     assert len(line.encode()) < 400
 
 
+def test_a_runner_up_of_the_winners_variant_is_of_its_kernel():
+    made = entry(
+        runner_ups=(runner_up("tiled", digest="d-tiled"), runner_up("split_k", digest="d-split_k"), runner_up("aten", None))
+    )
+    text = dumps(table(made))
+    assert text.count("d-tiled") == 1
+    assert loads(text, "mine")[0].entries == (made,)
+
+
 def test_times_are_rounded_to_five_digits_once():
     read, _ = loads(dumps(table(entry(time_us=1234.5678))), "mine")
     assert read.entries[0].time_us == 1234.6

@@ -1,16 +1,17 @@
 """Test cases: a variant, a tile, a problem with its strides and alignments, scalars; how to draw them and how to run them.
 
-The interpreter suite (small sizes) and the GPU suite (larger ones) draw from the same parameters. Everything is driven by the catalog:
-a variant added there is covered without a line here.
+The interpreter suite (small sizes) and the GPU suite (larger ones) draw from the same parameters. Everything is driven by the
+catalog: a variant added there is covered without a line here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kernel_zoo import catalog, interpret
+from kernel_zoo.build import Specialisation, specialise
 from kernel_zoo.reference import Fill, Verdict, make_slots, verify
 from kernel_zoo.spec import Arch, Epilogue, GemmProblem, Operand, TileConfig, Variant, canonical_dtype
 from tests.kernel_zoo.pairwise import Covering, Row, cover
@@ -51,6 +52,12 @@ class Case:
         tile = self.tile.describe() if self.tile else "library"
         return f"{self.variant.name} {tile} {self.problem} alpha={self.alpha} beta={self.beta} {self.fill} sms={self.arch.sm_count}"
 
+    def jobs(self) -> list[tuple[Specialisation, int]]:
+        """The binaries it needs on a GPU."""
+        if self.tile is None:
+            return []
+        return [(specialise(call), self.arch.cc) for call in self.variant.plan(self.problem, self.tile, self.arch).calls]
+
     def run(self, seed: int = 0) -> Verdict:
         """Launch on CPU tensors (interpreted, or the opaque variant's own launch) and judge."""
         slots = make_slots(self.problem, seed=seed, fill=self.fill)
@@ -64,7 +71,15 @@ class Case:
 
 
 def operand(
-    dtype: str, rows: int, cols: int, batch: int = 1, *, layout: str = "n", pad: str = "dense", align: str = "16", shared: bool = False
+    dtype: str,
+    rows: int,
+    cols: int,
+    batch: int = 1,
+    *,
+    layout: str = "n",
+    pad: str = "dense",
+    align: str = "16",
+    shared: bool = False,
 ) -> Operand:
     """An operand of any layout ("n", "t", "s": no unit stride).
 
@@ -96,7 +111,9 @@ def bias_operand(kind: str, dtype: str, m: int, n: int, batch: int, align: str =
     return Operand(dtype, m, n, (strides[0] if batch > 1 else 0, *strides[1:]), 16 if align == "16" else itemsize)
 
 
-SIZES: dict[str, Callable[[int], int]] = {
+Size = Callable[[int], int]
+
+SIZES: dict[str, Size] = {
     "1": lambda t: 1,
     "2": lambda t: 2,
     "3": lambda t: 3,
@@ -108,7 +125,7 @@ SIZES: dict[str, Callable[[int], int]] = {
     "t+1": lambda t: t + 1,
     "2t+3": lambda t: 2 * t + 3,
 }
-DEPTHS: dict[str, Callable[[int], int]] = {
+DEPTHS: dict[str, Size] = {
     "0": lambda t: 0,
     "1": lambda t: 1,
     "2": lambda t: 2,
@@ -190,7 +207,15 @@ def spaces(variant: Variant, arch: Arch = H200) -> list[TileConfig]:
     """What the variant proposes over a spread of problems, legal there, without repetition."""
     found: dict[TileConfig, None] = {}
     for dtype, precision in (("bf16", ""), ("fp32", "ieee"), ("fp32", "tf32")):
-        for m, n, k in ((1, 512, 1024), (512, 2, 1024), (16, 4096, 4096), (4096, 16, 4096), (96, 128, 8192), (512, 512, 512), (4096, 4096, 4096)):
+        for m, n, k in (
+            (1, 512, 1024),
+            (512, 2, 1024),
+            (16, 4096, 4096),
+            (4096, 16, 4096),
+            (96, 128, 8192),
+            (512, 512, 512),
+            (4096, 4096, 4096),
+        ):
             for layout in ("nn", "nt"):
                 problem = GemmProblem.of(m, n, k, dtype, layout, precision=precision)
                 if variant.refusal(problem, arch) is None:
@@ -204,7 +229,7 @@ _SMALL = ((16, 16, 16), (32, 16, 32), (16, 32, 16), (16, 64, 32))
 
 @lru_cache
 def small_tiles(variant: Variant) -> tuple[TileConfig, ...]:
-    """Small blocks with every combination of knobs, split and grouping the variant proposes, and the smallest proposed blocks as they are."""
+    """Small blocks with every combination of knobs and split that the variant proposes, and the smallest proposed blocks."""
     kinds: dict[tuple[object, ...], TileConfig] = {}
     for tile in map(collapsed, spaces(variant)):
         kind = (tile.block_m == 1, tile.split_k > 1, tile.knobs)
@@ -216,26 +241,35 @@ def small_tiles(variant: Variant) -> tuple[TileConfig, ...]:
         shapes = _SMALL if len(kinds) <= 2 else (_SMALL[i % 2], _SMALL[2 + i % 2])
         for j, (m, n, k) in enumerate(shapes):
             split = 1 if tile.split_k == 1 else 2 + (i + j) % 2
-            small = replace(tile, block_m=1 if tile.block_m == 1 else m, block_n=n, block_k=k, split_k=split, group_m=1 if j % 2 else 3)
+            small = replace(
+                tile, block_m=1 if tile.block_m == 1 else m, block_n=n, block_k=k, split_k=split, group_m=1 if j % 2 else 3
+            )
             found[small] = None
-    smallest = sorted(kinds.values(), key=lambda tile: tile.block_m * tile.block_n * tile.block_k)[:1]
-    found.update(dict.fromkeys(replace(tile, split_k=min(tile.split_k, 2)) for tile in smallest))
+    # Narrow blocks make many programs, which the interpreter is slow at; the GPU suite runs those.
+    proposed = [tile for tile in kinds.values() if tile.block_n >= 16] or list(kinds.values())
+    smallest = min(proposed, key=lambda tile: tile.block_m * tile.block_n * tile.block_k)
+    found[replace(smallest, split_k=min(smallest.split_k, 2))] = None
     return tuple(found)
 
 
-def make_case(variant: Variant, row: Row) -> Case | None:
-    """The case of a row, or None where the variant refuses it."""
+def make_case(
+    variant: Variant,
+    row: Row,
+    archs: Mapping[str, Arch],
+    sizes: Mapping[str, Size] = SIZES,
+    depths: Mapping[str, Size] = DEPTHS,
+    cap: int = 64,
+) -> Case | None:
+    """The case of a row, or None where the variant refuses it. Sizes follow the tile's blocks up to `cap`."""
     tile = row.get("tile")
     assert tile is None or isinstance(tile, TileConfig)
     swapped = tile is not None and bool(tile.knob("swap"))
     block_m, block_n, block_k = (tile.block_m, tile.block_n, tile.block_k) if tile else (16, 16, 16)
     if swapped:
         block_m, block_n = block_n, block_m
-    m = SIZES[str(row["m"])](min(block_m, 64))
-    n = SIZES[str(row["n"])](min(block_n, 64))
-    k = DEPTHS[str(row["k"])](min(block_k, 64))
-    problem = problem_of(row, m, n, k)
-    arch = H200 if row["arch"] == "h200" else TINY
+    m, n = sizes[str(row["m"])](min(block_m, cap)), sizes[str(row["n"])](min(block_n, cap))
+    problem = problem_of(row, m, n, depths[str(row["k"])](min(block_k, cap)))
+    arch = archs[str(row["arch"])]
     if variant.refusal(problem, arch, tile) is not None:
         return None
     fill: Fill = str(row["fill"])  # type: ignore[assignment]
@@ -248,4 +282,5 @@ def covering(variant: Variant) -> Covering:
     parameters: dict[str, Sequence[object]] = dict(PARAMETERS)
     if variant.recipe is not None:
         parameters["tile"] = small_tiles(variant)
-    return cover(parameters, lambda row: make_case(variant, row), seed=len(variant.name))  # type: ignore[arg-type]
+    archs = {"h200": H200, "tiny": TINY}
+    return cover(parameters, lambda row: make_case(variant, row, archs), seed=len(variant.name))  # type: ignore[arg-type]

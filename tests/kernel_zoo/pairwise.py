@@ -1,7 +1,7 @@
 """All-pairs covering: a short list of rows in which every two values of every two parameters meet, as far as they legally can.
 
-Greedy and deterministic. A row that is not legal is replaced, not skipped: another filling of the same pair is drawn until one is legal
-or the pair has had its chances.
+Greedy and deterministic. A row that is not legal is replaced, not skipped: another filling of the same pair is drawn until one is
+legal or the pair has had its chances.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def cover(
     """
     rng = random.Random(seed)
     names = list(parameters)
-    pairs = [(first, x, second, y) for first, second in combinations(names, 2) for x in parameters[first] for y in parameters[second]]
+    pairs = [
+        (first, x, second, y) for first, second in combinations(names, 2) for x in parameters[first] for y in parameters[second]
+    ]
     rng.shuffle(pairs)
     uncovered = dict.fromkeys(pairs)
     found = Covering([], 0, set())
@@ -109,7 +111,7 @@ def _pairs_of(row: Row, names: Sequence[str]) -> list[Pair]:
 def _fill(
     parameters: Mapping[str, Sequence[Hashable]], pair: Pair, uncovered: Mapping[Pair, None], rng: random.Random, base: Row | None
 ) -> Row:
-    """The pair, and for every other parameter the value that covers most of what is left; most of a legal row where one is given."""
+    """The pair, and for every other parameter the value that covers most of what is left; most of `base` where it is given."""
     row: Row = {pair[0]: pair[1], pair[2]: pair[3]}
     others = [name for name in parameters if name not in row]
     if base is not None:

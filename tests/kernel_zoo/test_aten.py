@@ -19,7 +19,9 @@ def test_it_is_opaque_and_refuses_nothing():
         assert ATEN.refusal(GemmProblem.of(4, 5, 6, dtype), H200, TileConfig(16, 16, 16)) is None
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16", "fp8e4m3", "fp8e5m2", "int8", "uint8", "int32", "complex64", "complex128"])
+@pytest.mark.parametrize(
+    "dtype", ["fp64", "fp32", "fp16", "bf16", "fp8e4m3", "fp8e5m2", "int8", "uint8", "int32", "complex64", "complex128"]
+)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_dtype_is_right(dtype, batch):
     acc = accumulator_dtype(dtype)
@@ -32,7 +34,9 @@ def test_every_dtype_is_right(dtype, batch):
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_scalars_c_bias_and_activation_are_applied_before_the_one_rounding(dtype):
     """Chosen so that a rounding of the product, or after adding C, would show: each exact sum is representable only at the end."""
-    problem = GemmProblem.of(1, 1, 2, dtype, epilogue=Epilogue("x", "x", Operand.dense(dtype, 1, 1), Operand(dtype, 1, 1, (0, 0, 0))))
+    problem = GemmProblem.of(
+        1, 1, 2, dtype, epilogue=Epilogue("x", "x", Operand.dense(dtype, 1, 1), Operand(dtype, 1, 1, (0, 0, 0)))
+    )
     slots = make_slots(problem, seed=1)
     big = 2.0**12
     matrix(slots["A"], problem.a, 1).copy_(torch.tensor([[big, 1.0]]))

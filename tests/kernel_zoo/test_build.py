@@ -9,7 +9,6 @@ from kernel_zoo.spec import ALPHA, INT32_MAX, Descriptor, GemmProblem, KernelCal
 from tests.kernel_zoo.cases import H200
 
 
-
 class Kernel(SimpleNamespace):
     """What specialising needs of a jitted function."""
 
@@ -74,7 +73,10 @@ def test_arguments_that_do_not_match_the_kernel_are_an_error(args, constants, me
 
 
 def test_equal_launches_share_a_specialisation_and_the_grid_is_no_part_of_it():
-    first, second = KernelCall(KERNEL, (1,), (pointer(), 3, 5), {"BLOCK": 16}), KernelCall(KERNEL, (9,), (pointer(), 7, 9), {"BLOCK": 16})
+    first, second = (
+        KernelCall(KERNEL, (1,), (pointer(), 3, 5), {"BLOCK": 16}),
+        KernelCall(KERNEL, (9,), (pointer(), 7, 9), {"BLOCK": 16}),
+    )
     assert build.specialise(first) == build.specialise(second)
     assert len({build.specialise(first), build.specialise(second), build.specialise(call(pointer(), 3, 8))}) == 2
 

@@ -52,7 +52,13 @@ def load(tmp_path):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("# why", "# another reason"), ('"""Doc."""', '"""Other."""'), ('"""Adds one."""', ""), ("x + 1", "(x  +  1)"), ("    return x\n\n\n@", "    return 2 * x\n\n\n@")],
+    [
+        ("# why", "# another reason"),
+        ('"""Doc."""', '"""Other."""'),
+        ('"""Adds one."""', ""),
+        ("x + 1", "(x  +  1)"),
+        ("    return x\n\n\n@", "    return 2 * x\n\n\n@"),
+    ],
     ids=["comment", "docstring", "helper's docstring", "spaces", "unreached function"],
 )
 def test_the_digest_stays(load, old, new):
@@ -61,9 +67,10 @@ def test_the_digest_stays(load, old, new):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("X + tl.arange(0, N), helper", "X + 1 + tl.arange(0, N), helper"), ("x + 1", "x + 2"), ("N: tl.constexpr", "N")],
+    ("old", "new"),
+    [("X + tl.arange(0, N), helper", "X + 1 + tl.arange(0, N), helper"), ("x + 1", "x + 2"), ("N: tl.constexpr", "N")],
     ids=["kernel", "helper", "signature"],
-)  # fmt: skip
+)
 def test_the_digest_changes(load, old, new):
     assert old in SOURCE
     assert digest([load(SOURCE).kernel]) != digest([load(SOURCE.replace(old, new)).kernel])

@@ -90,10 +90,8 @@ def test_halfway_cases_go_to_even():
 def test_nothing_but_out_is_written(dtype):
     """verify compares every guard byte and every input; OUT here lies between other slots in one buffer."""
     for n in (1, 7, 16, 33):
-        problem = GemmProblem(
-            1, 5, n, 9, operand(dtype, 5, 9, pad="odd"), operand(dtype, 9, n, layout="t", pad="odd"), operand(dtype, 5, n, pad="odd"),
-            precision="ieee" if dtype == "fp32" else "",
-        )  # fmt: skip
+        a, b, out = operand(dtype, 5, 9, pad="odd"), operand(dtype, 9, n, layout="t", pad="odd"), operand(dtype, 5, n, pad="odd")
+        problem = GemmProblem(1, 5, n, 9, a, b, out, precision="ieee" if dtype == "fp32" else "")
         slots = make_slots(problem, seed=n)
         run(problem, slots)
         verdict = verify(problem, slots)

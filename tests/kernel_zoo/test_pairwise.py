@@ -24,7 +24,7 @@ def test_every_pair_is_met_in_far_fewer_rows_than_the_cross():
 
 def test_an_illegal_row_is_replaced_until_every_legal_pair_is_met():
     def make(row):
-        return None if row["a"] == 1 and row["c"] or row["b"] == "x" and row["e"] in "pq" else dict(row)
+        return None if (row["a"] == 1 and row["c"]) or (row["b"] == "x" and row["e"] in "pq") else dict(row)
 
     found = cover(PARAMETERS, make)
     assert found.refused > 0

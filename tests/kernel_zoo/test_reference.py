@@ -30,7 +30,14 @@ def padded(dtype="fp16", m=5, n=7, k=9, batch=2, **epilogue):
 
 
 def full(dtype="fp16", activation="none"):
-    return padded(dtype, alpha="x", beta="x", c=operand(dtype, 5, 7, 2, pad="odd"), bias=bias_operand("n", "fp32", 5, 7, 2), activation=activation)
+    return padded(
+        dtype,
+        alpha="x",
+        beta="x",
+        c=operand(dtype, 5, 7, 2, pad="odd"),
+        bias=bias_operand("n", "fp32", 5, 7, 2),
+        activation=activation,
+    )
 
 
 def answer(problem, slots, alpha=1.0, beta=0.0):
@@ -198,7 +205,9 @@ def test_operands_have_exactly_the_strides_and_alignment_asked_for():
 def test_gaps_between_lines_are_0xff_and_a_broadcast_dimension_holds_one_value():
     given = Operand("fp16", 4, 3, (0, 5, 1))
     row = Operand("fp16", 4, 3, (0, 0, 1))
-    problem = GemmProblem(2, 4, 3, 4, operand("fp16", 4, 4), operand("fp16", 4, 3), operand("fp16", 4, 3, 2), Epilogue("1", "1", given, row))
+    problem = GemmProblem(
+        2, 4, 3, 4, operand("fp16", 4, 4), operand("fp16", 4, 3), operand("fp16", 4, 3, 2), Epilogue("1", "1", given, row)
+    )
     slots = make_slots(problem, seed=1)
     gap = slots["C"].as_strided((3, 2), (5, 1), slots["C"].storage_offset() + 3)
     assert (gap.contiguous().view(torch.uint8) == 0xFF).all()
@@ -221,7 +230,9 @@ def test_a_seed_repeats_and_without_one_torchs_generator_is_drawn_from():
 
 
 def test_an_impossible_alignment_is_an_error():
-    problem = GemmProblem(1, 2, 2, 2, operand("fp32", 2, 2), operand("fp32", 2, 2), Operand("fp32", 2, 2, (0, 2, 1), align=2), precision="ieee")
+    problem = GemmProblem(
+        1, 2, 2, 2, operand("fp32", 2, 2), operand("fp32", 2, 2), Operand("fp32", 2, 2, (0, 2, 1), align=2), precision="ieee"
+    )
     with pytest.raises(ValueError, match="OUT has 4-byte elements and an address aligned to 2"):
         make_slots(problem)
 

@@ -28,7 +28,8 @@ from tests.kernel_zoo.cases import H200
 
 
 @pytest.mark.parametrize(
-    ("given", "name"), [("bf16", "bf16"), ("bfloat16", "bf16"), ("torch.float16", "fp16"), ("half", "fp16"), ("float8_e4m3fn", "fp8e4m3")]
+    ("given", "name"),
+    [("bf16", "bf16"), ("bfloat16", "bf16"), ("torch.float16", "fp16"), ("half", "fp16"), ("float8_e4m3fn", "fp8e4m3")],
 )
 def test_dtypes_have_one_name(given, name):
     assert canonical_dtype(given) == name
@@ -91,11 +92,17 @@ def test_equal_memory_gives_equal_operands_whatever_the_meaningless_strides():
 @pytest.mark.parametrize(("rows", "cols"), [(1, 6), (6, 1), (3, 4)])
 def test_normalising_does_not_depend_on_the_orientation(rows, cols, strides):
     batch, row, col = strides
-    assert Operand.of("fp16", rows, cols, strides).T == Operand.of("fp16", cols, rows, (batch, col, row))
+    assert Operand.of("fp16", cols, rows, (batch, col, row)) == Operand.of("fp16", rows, cols, strides).T
 
 
 def test_layouts_and_leading_dimensions():
-    assert [Operand.of("fp16", 4, 6, s).layout for s in ((0, 6, 1), (0, 1, 4), (0, 12, 2), (0, 0, 1), (0, 0, 0))] == ["n", "t", "s", "n", "s"]
+    assert [Operand.of("fp16", 4, 6, s).layout for s in ((0, 6, 1), (0, 1, 4), (0, 12, 2), (0, 0, 1), (0, 0, 0))] == [
+        "n",
+        "t",
+        "s",
+        "n",
+        "s",
+    ]
     assert Operand.of("fp16", 4, 6, (0, 9, 1)).leading == 9
     assert Operand.of("fp16", 4, 6, (0, 1, 9)).leading == 9
     assert Operand.dense("fp16", 4, 6, transposed=True).layout == "t"
@@ -119,8 +126,8 @@ def test_lines_are_aligned_as_the_pointer_the_leading_dimension_and_the_batch_al
 
 def test_the_transpose_is_the_same_memory():
     given = Operand.of("fp16", 4, 6, (24, 6, 1), 8, batch=3)
-    assert given.T == Operand("fp16", 6, 4, (24, 1, 6), 8)
-    assert given.T.T == given
+    assert Operand("fp16", 6, 4, (24, 1, 6), 8) == given.T
+    assert given == given.T.T
     assert given.T.line_align == given.line_align
 
 
@@ -172,7 +179,10 @@ def test_a_row_of_one_element_does_not_make_a_gemv_ragged():
 
 
 def test_a_problem_describes_itself():
-    assert GemmProblem.of(4, 5, 6, "fp32", "nt", batch=3, precision="tf32", out_dtype="fp16").describe() == "3 x 4 x 5 x 6 fp32 tf32 -> fp16 nt"
+    assert (
+        GemmProblem.of(4, 5, 6, "fp32", "nt", batch=3, precision="tf32", out_dtype="fp16").describe()
+        == "3 x 4 x 5 x 6 fp32 tf32 -> fp16 nt"
+    )
     problem = GemmProblem.of(4, 5, 6, "bf16")
     assert problem.describe() == "4 x 5 x 6 bf16 nn"
     assert problem.flops == 240

@@ -33,7 +33,7 @@ def refused(kind, words, *args, function=minblas.gemm, python=None, **keywords):
     message = str(error)
     for word in words:
         assert word in message, message
-    assert error.given and error.needed and error.remedy, message
+    assert all((error.given, error.needed, error.remedy)), message
     if before is not None:
         assert torch.equal(target, before)
     return error
@@ -110,7 +110,8 @@ def test_overlap_is_found_on_a_warm_call_too():
 def test_neighbouring_columns_do_not_overlap():
     buffer = torch.ones(4, 11)
     result = minblas.gemm(buffer[:, :6], B, out=buffer[:, 6:], variant="aten")
-    assert result.eq(6).all() and buffer[:, :6].eq(1).all()
+    assert result.eq(6).all()
+    assert buffer[:, :6].eq(1).all()
 
 
 def test_out_with_a_gradient():
@@ -136,7 +137,12 @@ def test_not_tensors():
 
 
 def test_function_transforms_and_wrappers():
-    refused(errors.OperandError, ["wrapped by a function transform"], torch.ones(2, 4, 6), function=torch.vmap(lambda a: minblas.gemm(a, B)))
+    refused(
+        errors.OperandError,
+        ["wrapped by a function transform"],
+        torch.ones(2, 4, 6),
+        function=torch.vmap(lambda a: minblas.gemm(a, B)),
+    )
 
     class Wrapper(torch.Tensor):
         @classmethod
@@ -174,7 +180,9 @@ def test_unhashable_keywords_are_refused_in_words():
 def test_errors_survive_pickling():
     error = errors.ShapeError("a is (1,)", "two dimensions", "add one")
     again = pickle.loads(pickle.dumps(error))
-    assert type(again) is errors.ShapeError and str(again) == str(error) and again.needed == "two dimensions"
+    assert type(again) is errors.ShapeError
+    assert str(again) == str(error)
+    assert again.needed == "two dimensions"
 
 
 def test_every_error_is_exported_and_catchable():

@@ -70,6 +70,9 @@ def test_same_elements_ignores_what_means_nothing():
     assert not same_elements(one, Extent(68, 4, (1, 5), (999, 4)))
 
 
-@pytest.mark.parametrize(("shape", "strides", "expected"), [((4, 5), (0, 4), True), ((4, 5), (20, 4), False), ((1, 5), (0, 4), False), ((3, 3), (4, 4), True)])
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [((4, 5), (0, 4), True), ((4, 5), (20, 4), False), ((1, 5), (0, 4), False), ((3, 3), (4, 4), True)],
+)
 def test_self_overlap(shape, strides, expected):
     assert self_overlaps(Extent(0, 4, shape, strides)) is expected

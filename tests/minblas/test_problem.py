@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kernel_zoo.spec import GemmProblem
+from kernel_zoo.spec import GemmProblem, Operand
 from minblas import problem as problems
 from minblas.cold import Call, describe_call
 
@@ -49,18 +51,19 @@ def test_a_shared_b_folds_the_batch_into_m():
     assert problem_of(half(2, 3, 4, 8), half(8, 16)) == GemmProblem.of(24, 16, 8, "fp16")
     folded = problem_of(half(2, 3, 8), half(8, 5), 1.0, 1.0, half(2, 3, 5), bias=half(5), out=half(2, 3, 5))
     assert (folded.batch, folded.m) == (1, 6)
-    assert folded.epilogue.c.strides == (0, 5, 1) and folded.epilogue.bias.strides == (0, 0, 1)
+    assert folded.epilogue.c.strides == (0, 5, 1)
+    assert folded.epilogue.bias.strides == (0, 0, 1)
     assert problem_of(half(7, 1, 8), half(1, 8, 5)).m == 7
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: dict(a=half(2, 6, 8)[:, :3], b=half(8, 5)),  # rows of a do not continue
-        lambda: dict(a=half(2, 3, 8), b=half(2, 8, 5)),  # b is not shared
-        lambda: dict(a=half(2, 3, 8), b=half(8, 5), c=half(3, 5)),  # c repeats
-        lambda: dict(a=half(2, 3, 8), b=half(8, 5), out=half(2, 4, 5)[:, :3]),  # rows of out do not continue
-        lambda: dict(a=half(2, 3, 8), b=half(8, 5), bias=half(2, 1, 5)),  # one bias for each matrix
+        lambda: {"a": half(2, 6, 8)[:, :3], "b": half(8, 5)},  # rows of a do not continue
+        lambda: {"a": half(2, 3, 8), "b": half(2, 8, 5)},  # b is not shared
+        lambda: {"a": half(2, 3, 8), "b": half(8, 5), "c": half(3, 5)},  # c repeats
+        lambda: {"a": half(2, 3, 8), "b": half(8, 5), "out": half(2, 4, 5)[:, :3]},  # rows of out do not continue
+        lambda: {"a": half(2, 3, 8), "b": half(8, 5), "bias": half(2, 1, 5)},  # one bias for each matrix
     ],
 )
 def test_what_does_not_fold(call):
@@ -73,7 +76,8 @@ def test_batches_collapse_to_one_stride():
     assert (problem.batch, problem.a.strides[0], problem.b.strides[0]) == (6, 32, 40)
     assert problem_of(half(4, 8), half(3, 8, 5)).a.strides[0] == 0
     broadcast = described(half(2, 1, 4, 8), half(1, 3, 8, 5))
-    assert {slot for slot, _ in broadcast.copies} == {"A", "B"} and broadcast.problem.batch == 6
+    assert {slot for slot, _ in broadcast.copies} == {"A", "B"}
+    assert broadcast.problem.batch == 6
     assert broadcast.shape == (2, 3, 4, 5)
 
 
@@ -101,7 +105,9 @@ def test_scalar_classes_and_unread_c():
 
 def test_expanded_operands_keep_their_zero_strides():
     problem = problem_of(half(1, 8).expand(4, 8), half(8, 1).expand(8, 5), 1, 1, half(1).expand(4, 5))
-    assert problem.a.strides[1:] == (0, 1) and problem.b.strides[2] == 0 and problem.epilogue.c.strides == (0, 0, 0)
+    assert problem.a.strides[1:] == (0, 1)
+    assert problem.b.strides[2] == 0
+    assert problem.epilogue.c.strides == (0, 0, 0)
 
 
 def test_in_place():
@@ -121,11 +127,10 @@ def test_dtype_rules():
 
 
 def test_64_bit_offsets_are_decided_from_strides():
-    wide = torch.empty(1, dtype=torch.float16).as_strided((3, 1), (2**30, 1)) if False else torch.empty_strided((3, 4), (2**30, 1), device="meta")
-    assert wide.stride(0) == 2**30  # a real one would need gigabytes: the rule itself is Operand's
-    from kernel_zoo.spec import Operand
-
-    assert Operand.of("fp16", 3, 4, (0, 2**30, 1)).last_offset(1) == 2**31 + 3
+    narrow, wide = (Operand.of("fp16", 3, 4, (0, stride, 1)) for stride in (2**29, 2**30))
+    base = GemmProblem.of(3, 4, 4, "fp16")
+    assert not replace(base, a=narrow).needs_int64()
+    assert replace(base, a=wide).needs_int64()
 
 
 def test_meta_and_fake_tensors_give_shapes():
@@ -134,9 +139,13 @@ def test_meta_and_fake_tensors_give_shapes():
     import minblas
 
     made = minblas.gemm(torch.empty(2, 4, 8, device="meta"), torch.empty(8, 5, device="meta"), out_dtype="bf16")
-    assert made.device.type == "meta" and made.shape == (2, 4, 5) and made.dtype is torch.bfloat16
+    assert made.device.type == "meta"
+    assert made.shape == (2, 4, 5)
+    assert made.dtype is torch.bfloat16
     with FakeTensorMode():
         fake = minblas.linear(torch.empty(3, 8), torch.empty(5, 8, requires_grad=True), torch.empty(5))
-        assert type(fake).__name__ == "FakeTensor" and fake.shape == (3, 5) and fake.requires_grad
+        assert type(fake).__name__ == "FakeTensor"
+        assert fake.shape == (3, 5)
+        assert fake.requires_grad
         with pytest.raises(minblas.errors.ShapeError):
             minblas.gemm(torch.empty(3, 8), torch.empty(3, 8))

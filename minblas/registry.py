@@ -1,0 +1,108 @@
+"""What there is to choose from: the variants, the zoo's and the registered ones, and the tables of a device.
+
+Changing either forgets the plans that were made from it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from heuristics import store
+from heuristics.table import HeuristicTable
+from kernel_zoo import catalog
+from kernel_zoo.spec import Arch, Variant
+from minblas.cache import CACHE
+from minblas.errors import ArgumentError, UnknownVariantError, suggestion
+from minblas.failures import QUARANTINE
+
+_LOCK: Final = threading.RLock()
+_registered: tuple[Variant, ...] = ()
+_entry_points_loaded = False
+_tables: dict[str, tuple[HeuristicTable, ...]] = {}
+
+
+def registry() -> tuple[Variant, ...]:
+    """Every variant: the zoo's in its own order, then the registered ones. Loads the entry points of packages the first time."""
+    _load_entry_points()
+    return catalog.VARIANTS + _registered
+
+
+def _load_entry_points() -> None:
+    global _entry_points_loaded
+    if _entry_points_loaded:
+        return
+    with _LOCK:
+        if not _entry_points_loaded:
+            _entry_points_loaded = True
+            from minblas.register import load_entry_points
+
+            load_entry_points()
+
+
+def get(name: str) -> Variant:
+    """The variant of that name.
+
+    Raises:
+        UnknownVariantError: there is none; the message has the nearest names.
+    """
+    known = {variant.name: variant for variant in registry()}
+    if name not in known:
+        raise UnknownVariantError(
+            f"variant is {name!r}", "a variant's name (minblas.variants() lists them)", suggestion(name, known)
+        )
+    return known[name]
+
+
+def register(variant: Variant) -> None:
+    """Add a variant.
+
+    Raises:
+        ArgumentError: the name is taken.
+    """
+    global _registered
+    with _LOCK:
+        for other in catalog.VARIANTS + _registered:
+            if other.name == variant.name:
+                raise ArgumentError(
+                    f"a variant named {variant.name!r} exists: {other.summary}",
+                    "a name of its own",
+                    "unregister it first, or choose another",
+                )
+        _registered = (*_registered, variant)
+    forget_plans()
+
+
+def unregister(name: str) -> None:
+    """Remove a registered variant.
+
+    Raises:
+        UnknownVariantError: no registered variant has that name; the zoo's own cannot be removed.
+    """
+    global _registered
+    with _LOCK:
+        left = tuple(variant for variant in _registered if variant.name != name)
+        if len(left) == len(_registered):
+            known = [variant.name for variant in _registered] or ["none"]
+            remedy = suggestion(name, known)
+            raise UnknownVariantError(f"no registered variant is named {name!r}", "a name that register_variant was given", remedy)
+        _registered = left
+    QUARANTINE.forgive(name)
+    forget_plans()
+
+
+def forget_plans() -> None:
+    """Forget what was chosen before: a table or the registry has changed."""
+    with _LOCK:
+        _tables.clear()
+    CACHE.clear()
+
+
+def tables(arch: Arch) -> tuple[HeuristicTable, ...]:
+    """The user's tables, then the packaged ones, that say something about a device."""
+    found = _tables.get(arch.name)
+    if found is None:
+        found = (*store.user_tables(arch), *store.packaged_tables(arch))
+        with _LOCK:
+            _tables[arch.name] = found
+    return found

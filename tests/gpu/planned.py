@@ -1,0 +1,115 @@
+"""What the GPU suite runs, as data, so that it can be generated, checked and compiled where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from heuristics import store
+from heuristics.suites import cases as suite_cases
+from heuristics.table import problem_of
+from kernel_zoo import catalog
+from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant
+from tests.kernel_zoo.cases import DEPTHS, PARAMETERS, SIZES, Case, make_case, spaces
+from tests.kernel_zoo.pairwise import cover
+
+CASES_PER_VARIANT = 80
+TILES_PER_VARIANT = 24
+LARGEST_FLOPS = 2**38  # a float64 reference of that size takes milliseconds on a data-centre GPU
+
+_SIZES = {**SIZES, "333": lambda t: 333, "1000": lambda t: 1000}
+_DEPTHS = {**DEPTHS, "1000": lambda t: 1000, "2048": lambda t: 2048}
+_PARAMETERS = {
+    **PARAMETERS,
+    "m": tuple(_SIZES),
+    "n": tuple(_SIZES),
+    "k": tuple(_DEPTHS),
+    "dtype": ("fp16", "bf16", "fp32", "tf32", "tf32x3", "bf16x3", "bf16x6"),
+    "fill": ("normal", "integers", "special", "large"),
+    "arch": ("whole", "few"),
+}
+
+
+def gpu_tiles(variant: Variant, arch: Arch) -> list[TileConfig]:
+    """Tiles as the variant proposes them: every combination of knobs, and a spread of blocks, warps and stages."""
+    proposed = sorted(spaces(variant, arch), key=lambda tile: (tile.block_m * tile.block_n * tile.block_k, tile.describe()))
+    kinds = {(tile.knobs, tile.split_k > 1): tile for tile in proposed}
+    step = max(1, len(proposed) // TILES_PER_VARIANT)
+    return list(dict.fromkeys([*kinds.values(), *proposed[::step]]))
+
+
+@lru_cache
+def kernel_cases(variant: Variant, arch: Arch) -> tuple[Case, ...]:
+    """Pairwise cases of a variant at real tiles; an arch with few SMs makes resident programs walk over many tiles."""
+    archs = {"whole": arch, "few": replace(arch, sm_count=2)}
+    parameters: dict[str, object] = dict(_PARAMETERS)
+    if variant.recipe is not None:
+        parameters["tile"] = gpu_tiles(variant, arch)
+    found = cover(
+        parameters,  # type: ignore[arg-type]
+        lambda row: make_case(variant, row, archs, _SIZES, _DEPTHS, cap=256),
+        seed=len(variant.name),
+        attempts=12,
+        limit=CASES_PER_VARIANT,
+    )
+    return tuple(found.cases)
+
+
+def all_kernel_cases(arch: Arch) -> list[Case]:
+    """The cases of every variant."""
+    return [case for variant in catalog.VARIANTS for case in kernel_cases(variant, arch)]
+
+
+def shape_problems() -> list[GemmProblem]:
+    """Shapes for whole calls: odd, thin, deep, batched, and a spread over the suites' shape classes, types and layouts."""
+    odd = [
+        GemmProblem.of(4095, 4093, 4097, "bf16"),
+        GemmProblem.of(4095, 4093, 4097, "fp16", "tt"),
+        GemmProblem.of(2047, 2049, 2051, "fp32"),
+        GemmProblem.of(1023, 1025, 1027, "fp32", "tn", precision="tf32"),
+        *(GemmProblem.of(1, n, 4096, "bf16", layout) for n in (1, 7, 4096, 151936) for layout in ("nn", "nt")),
+        *(GemmProblem.of(m, 1, 4099, "fp16") for m in (1, 5, 8192)),
+        *(GemmProblem.of(1, 1, k, "fp32") for k in (1, 1_000_003)),
+        GemmProblem.of(64, 64, 262144, "bf16", "nt"),
+        *(GemmProblem.of(16, 16, 8, "fp16", batch=batch) for batch in (65535, 65536, 131073)),
+        *(GemmProblem.of(m, n, k, "bf16") for m, n, k in ((3, 0, 5), (0, 3, 5), (3, 5, 0))),
+    ]
+    return list(dict.fromkeys([*odd, *suite_problems()]))
+
+
+def suite_problems(each: int = 3) -> list[GemmProblem]:
+    """A few problems of every (shape class, type, layout) of the suites, the largest within reach and the smallest among them."""
+    groups: dict[tuple[object, ...], list[GemmProblem]] = {}
+    for case in suite_cases("all"):
+        problem = case.problem
+        if problem.flops <= LARGEST_FLOPS and problem.dtype in ("fp16", "bf16", "fp32"):
+            groups.setdefault((problem.shape_class, problem.dtype, problem.precision, problem.layout), []).append(problem)
+    found = []
+    for problems in groups.values():
+        problems.sort(key=lambda problem: problem.flops)
+        found += [problems[i * (len(problems) - 1) // max(each - 1, 1)] for i in range(min(each, len(problems)))]
+    return list(dict.fromkeys(found))
+
+
+def table_cases(arch: Arch) -> list[Case]:
+    """For every binary that a row of a packaged table of this device runs, the smallest row that runs it."""
+    smallest: dict[tuple[object, ...], Case] = {}
+    for case in _rows(arch):
+        binaries = tuple(case.jobs())
+        known = smallest.get(binaries)
+        if known is None or case.problem.flops < known.problem.flops:
+            smallest[binaries] = case
+    return list(smallest.values())
+
+
+def _rows(arch: Arch) -> Iterator[Case]:
+    for table in store.packaged_tables(arch):
+        if table.kinship(arch) != "exact":
+            continue
+        for entry in table.entries:
+            variant = catalog.get(entry.variant)
+            if variant.recipe is None or entry.tile is None:
+                continue
+            problem = problem_of(entry.key)
+            yield Case(variant, problem, entry.tile, arch, 1.0, 1.0 if problem.epilogue.c is not None else 0.0)

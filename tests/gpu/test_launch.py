@@ -1,0 +1,103 @@
+"""The direct launch: the same bits as triton's own, hooks honoured, streams and devices left as they were."""
+
+import pytest
+import torch
+import triton
+
+from kernel_zoo import catalog
+from kernel_zoo.matrices import matrix
+from kernel_zoo.reference import make_slots, verify
+from kernel_zoo.spec import Epilogue, GemmProblem, Operand
+from minblas import launch
+from minblas.launch_cuda import DirectLaunch, TritonLaunch
+from tests.gpu.support import DEVICE, case_of
+
+TRITON_VARIANTS = [variant.name for variant in catalog.VARIANTS if variant.recipe is not None]
+
+
+def problem_for(name):
+    m = 4 if name == "gemv" else 96
+    epilogue = Epilogue("x", "x", Operand.dense("fp32", m, 256), Operand("fp32", m, 256, (0, 0, 1)), "gelu")
+    return GemmProblem.of(m, 256, 8192, "bf16", "nt", epilogue=epilogue)
+
+
+CASES = [case_of(problem_for(name), name, alpha=1.2, beta=2.0) for name in TRITON_VARIANTS]
+each_case = pytest.mark.parametrize("case", CASES, ids=TRITON_VARIANTS)
+
+
+def prepared(case):
+    return launch.prepare(case.variant, case.problem, case.tile, case.arch, DEVICE)
+
+
+def out_of(case, slots):
+    return matrix(slots["OUT"], case.problem.out, case.problem.batch)
+
+
+@each_case
+def test_the_direct_launch_gives_tritons_bits(case):
+    runs = prepared(case)
+    assert all(isinstance(item, DirectLaunch) for item in runs._launches), "the direct launch is not used on this triton"
+    results = []
+    for kind in (None, TritonLaunch):
+        if kind is not None:
+            recipe = case.variant.plan(case.problem, case.tile, case.arch)
+            runs._launches = [kind(call) for call in recipe.calls]
+        slots = make_slots(case.problem, DEVICE, seed=1)
+        runs(slots, case.alpha, case.beta)
+        verdict = verify(case.problem, slots, case.alpha, case.beta)
+        assert verdict.ok, verdict.message
+        results.append(out_of(case, slots).clone())
+    assert torch.equal(*results)
+
+
+@each_case
+def test_launch_hooks_see_every_launch(case):
+    runs = prepared(case)
+    seen = []
+
+    def enter(metadata):
+        seen.append(metadata.get()["name"])
+
+    slots = make_slots(case.problem, DEVICE, seed=1)
+    triton.knobs.runtime.launch_enter_hook.add(enter)
+    try:
+        runs(slots, case.alpha, case.beta)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(enter)
+    kernels = [call.kernel.__name__ for call in case.variant.plan(case.problem, case.tile, case.arch).calls]
+    assert len(seen) == len(kernels)
+    assert all(name.startswith(kernel) for name, kernel in zip(seen, kernels, strict=True))
+    assert verify(case.problem, slots, case.alpha, case.beta).ok
+    runs(slots, case.alpha, case.beta)
+    assert len(seen) == len(kernels)
+
+
+@each_case
+def test_pointers_and_scalars_are_read_at_every_launch(case):
+    runs = prepared(case)
+    for seed, (alpha, beta) in enumerate(((1.2, 2.0), (-0.3, 0.7))):
+        slots = make_slots(case.problem, DEVICE, seed=seed)
+        runs(slots, alpha, beta)
+        verdict = verify(case.problem, slots, alpha, beta)
+        assert verdict.ok, verdict.message
+
+
+@each_case
+def test_a_launch_goes_to_the_current_stream(case):
+    runs = prepared(case)
+    stream = torch.cuda.Stream()
+    slots = make_slots(case.problem, DEVICE, seed=1)
+    fresh = torch.randn_like(slots["A"])
+    slots.inputs = {}
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # the inputs are late: a launch on another stream would miss them
+        slots["A"].copy_(fresh)
+        runs(slots, case.alpha, case.beta)
+    stream.synchronize()
+    assert verify(case.problem, slots, case.alpha, case.beta).ok
+
+
+@each_case
+def test_binaries_do_not_spill_and_are_what_the_gate_reads(case):
+    assert all(item.spills == 0 for item in prepared(case).resources)

@@ -1,0 +1,98 @@
+"""explain and stats: what is told before and after a call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import minblas
+from minblas import dispatch, errors
+
+
+def test_sizes():
+    selection = minblas.explain(4096, 4096, 4096, dtype="bf16", layout="nt", arch="h200")
+    assert selection.problem.m == 4096
+    assert selection.arch.name == "h200"
+    assert selection.variant in {v.name for v in minblas.variants()}
+    data = selection.as_dict()
+    assert data["problem"]["layout"] == "nt"
+    assert data["variant"] == selection.variant
+    assert selection.variant in str(selection)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "bfloat16", torch.bfloat16])
+def test_dtypes_by_any_name(dtype):
+    assert minblas.explain(64, 64, 64, dtype=dtype).problem.dtype == "bf16"
+
+
+def test_what_sizes_may_say():
+    problem = minblas.explain(
+        64, 48, 32, dtype="tf32", batch=3, beta=2.0, alpha=0.5, bias=True, activation="relu", out_dtype="fp16"
+    ).problem
+    assert (problem.batch, problem.dtype, problem.precision, problem.out.dtype) == (3, "fp32", "tf32", "fp16")
+    assert (problem.epilogue.alpha, problem.epilogue.beta, problem.epilogue.activation) == ("x", "x", "relu")
+    assert problem.epilogue.c is not None
+    assert problem.epilogue.bias is not None
+    assert minblas.explain(64, 48, 32, alpha=0).problem.k == 0
+    assert minblas.explain(64, 64, 64, arch="sm_80").arch.capability == (8, 0)
+    assert minblas.explain(64, 64, 64, dtype="fp32", precision="high").problem.precision == "tf32"
+
+
+def test_operands_and_sizes_agree():
+    a, b = torch.empty(64, 32).half(), torch.empty(48, 32).half()
+    by_operands = minblas.explain(a, b, trans_b=True, arch="a100")
+    by_sizes = minblas.explain(64, 48, 32, dtype="fp16", layout="nt", arch="a100")
+    assert by_operands.problem == by_sizes.problem
+    assert (by_operands.variant, by_operands.tile) == (by_sizes.variant, by_sizes.tile)
+    assert minblas.explain(a, b.mT, 0.5, 1.0, torch.empty(48).half()).problem.epilogue.beta == "1"
+
+
+def test_explain_is_what_gemm_does():
+    a, b = torch.randn(20, 40), torch.randn(40, 30)
+    selection = minblas.explain(a, b, bias=torch.zeros(30))
+    plan = minblas.plan(a, b, bias=torch.zeros(30))
+    assert (plan.variant, plan.tile, plan.rung) == (selection.variant, selection.tile, selection.rung)
+
+
+def test_empty_and_shapeless():
+    assert minblas.explain(torch.empty(0, 4), torch.empty(4, 5)).problem.m == 0
+    assert minblas.explain(torch.empty(64, 32, device="meta"), torch.empty(32, 16, device="meta")).problem.k == 32
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: minblas.explain(64, 64), errors.ArgumentError, "explain\\(m, n, k\\)"),
+        (lambda: minblas.explain(64, 64, 64, dtype="bf17"), errors.DTypeError, "bf17"),
+        (lambda: minblas.explain(64, 64, 64, layout="xy"), errors.ArgumentError, "nn, nt, tn or tt"),
+        (lambda: minblas.explain(64, 64, 64, arch="h2000"), errors.SettingsError, "h200"),
+        (lambda: minblas.explain(64, 64, 64, variant="tild"), errors.UnknownVariantError, "tiled"),
+        (lambda: minblas.explain(64, 64, 64, dtype="fp64", variant="tma"), errors.VariantError, "fp64"),
+        (lambda: minblas.explain(-1, 64, 64), errors.ShapeError, "-1"),
+        (lambda: minblas.explain(torch.ones(3, 4), torch.ones(3, 4)), errors.ShapeError, "trans_b"),
+        (lambda: minblas.explain(torch.ones(3, 4), torch.ones(4, 3), activatoin="relu"), errors.ArgumentError, "activation"),
+    ],
+)
+def test_refusals(call, kind, words):
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_stats_count_warm_and_cold_calls_and_survive_forgetting():
+    dispatch.forget_plans()
+    minblas.stats(reset=True)
+    a, b = torch.randn(6, 6), torch.randn(6, 6)
+    for _ in range(3):
+        minblas.gemm(a, b, variant="aten")
+    minblas.gemm(a.double(), b.double())
+    counted = minblas.stats()
+    assert counted.calls == {"aten": 4}
+    assert (counted.cold_calls, counted.warm_calls, counted.plans) == (2, 2, 2)
+    assert sum(counted.aten_reasons.values()) == 4
+    assert "" not in counted.aten_reasons
+    dispatch.forget_plans()
+    assert minblas.stats().calls == {"aten": 4}
+    assert minblas.stats().plans == 0
+    assert minblas.stats().as_dict()["calls"] == {"aten": 4}
+    assert "4 calls: aten 4" in str(minblas.stats(reset=True))
+    assert minblas.stats().calls == {}

@@ -1,0 +1,163 @@
+"""Options: scoped, process-wide, from the environment; wrong ones are refused in words."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+
+import pytest
+
+from minblas import log, settings
+from minblas.errors import SettingsError
+from minblas.settings import from_environment, options
+
+
+def test_a_block_overrides_and_restores():
+    before = settings.current()
+    with options(variant="tiled", exclude="tma") as inside:
+        assert settings.current() is inside
+        assert inside.variant == "tiled"
+        assert inside.exclude == {"tma"}
+        with options(on_cold="raise"):
+            assert settings.current().variant == "tiled"
+            assert settings.current().on_cold == "raise"
+        assert settings.current() is inside
+    assert settings.current() is before
+
+
+def test_a_block_is_restored_after_an_error():
+    before = settings.current()
+    with pytest.raises(ZeroDivisionError), options(variant="tiled"):
+        raise ZeroDivisionError
+    assert settings.current() is before
+
+
+def test_equal_options_share_a_token_and_others_do_not():
+    with options(exclude=["a", "b"]) as one:
+        pass
+    with options(exclude=("b", "a")) as two:
+        pass
+    with options(exclude=["a"]) as three:
+        pass
+    assert one.token == two.token != three.token
+    assert one.token != settings.current().token
+
+
+def test_tokens_are_bounded_and_never_reused(monkeypatch):
+    monkeypatch.setattr(settings, "_MOST_TOKENS", 8)
+    seen = set()
+    for limit in range(50):
+        with options(workspace_limit=limit) as made:
+            assert made.token not in seen
+            seen.add(made.token)
+    assert len(settings._TOKENS) <= 8
+
+
+def test_as_a_decorator():
+    @options(variant="tiled")
+    def inside():
+        return settings.current().variant
+
+    assert inside() == "tiled" == inside()
+    assert settings.current().variant is None
+
+
+def test_blocks_do_not_leak_into_other_threads_and_set_does():
+    seen: dict[str, object] = {}
+
+    def look(name: str) -> None:
+        seen[name] = settings.current().on_cold
+
+    with options(on_cold="aten"):
+        thread = threading.Thread(target=look, args=("plain",))
+        copied = contextvars.copy_context()
+        thread.start()
+        thread.join()
+    thread = threading.Thread(target=copied.run, args=(look, "copied"))
+    thread.start()
+    thread.join()
+    before = options.set(on_cold="raise")
+    try:
+        thread = threading.Thread(target=look, args=("set",))
+        thread.start()
+        thread.join()
+        assert options.get().on_cold == "raise"
+    finally:
+        options.restore(before)
+    assert seen == {"plain": "compile", "copied": "aten", "set": "raise"}
+    assert settings.current().on_cold == "compile"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"on_cold": "explode"}, "'compile' or 'aten' or 'raise'"),
+        ({"prefer": "fastst"}, "did you mean 'fastest'"),
+        ({"varant": "tiled"}, "did you mean 'variant'"),
+        ({"token": 3}, "not known"),
+    ],
+)
+def test_wrong_options(changes, words):
+    with pytest.raises(SettingsError, match=words):
+        options(**changes)
+
+
+def test_the_environment():
+    made = from_environment(
+        {
+            "MINBLAS_VARIANT": "tiled", "MINBLAS_EXCLUDE": "tma, split_k", "MINBLAS_PREFER": "fastest", "MINBLAS_ON_COLD": "aten",
+            "MINBLAS_DETERMINISTIC": "1", "MINBLAS_BATCH_INVARIANT": "off", "MINBLAS_WORKSPACE_LIMIT": "1024",
+            "MINBLAS_ARCH": "a100",
+            "MINBLAS_INTERPRET_CAP": "99", "MINBLAS_LOGS": "+all", "MINBLAS_TABLE": "x.json", "HOME": "/", "MINBLAS_ON_COLD_": "",
+        }
+    )  # fmt: skip
+    expected = settings.Options("tiled", "fastest", frozenset({"tma", "split_k"}), "aten", True, False, 1024, "a100", 99)
+    assert made == expected
+    assert made.token == expected.token
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MINBLAS_DETERMINISTIC", "maybe"),
+        ("MINBLAS_WORKSPACE_LIMIT", "1MB"),
+        ("MINBLAS_ON_COLD", "burn"),
+        ("MINBLAS_PREFER", "slow"),
+    ],
+)
+def test_a_wrong_value_in_the_environment(name, value):
+    with pytest.raises(SettingsError, match=value):
+        from_environment({name: value})
+
+
+def test_an_unknown_variable_is_said_once(caplog):
+    with caplog.at_level(logging.WARNING, logger="minblas"):
+        from_environment({"MINBLAS_VARAINT": "tiled"})
+        from_environment({"MINBLAS_VARAINT": "tiled"})
+    (record,) = caplog.records
+    assert record.message.startswith("MINBLAS_VARAINT is not a setting and is ignored; did you mean 'MINBLAS_VARIANT'")
+
+
+def test_log_grammar():
+    assert log.parse("") == {}
+    assert log.parse("dispatch,+tune,-plan") == {"dispatch": logging.INFO, "tune": logging.DEBUG, "plan": logging.ERROR}
+    assert log.parse("+all,-tune")["tune"] == logging.ERROR
+    assert set(log.parse("all")) == set(log.CHANNELS)
+    with pytest.raises(SettingsError, match="did you mean 'dispatch'"):
+        log.parse("dispach")
+
+
+def test_quiet_by_default_and_audible_when_asked(capsys):
+    log.get("dispatch").warning("unheard")
+    assert capsys.readouterr().err == ""
+    root = logging.getLogger("minblas")
+    handlers, propagate = list(root.handlers), root.propagate
+    try:
+        log.configure("+dispatch")
+        log.get("dispatch").debug("heard")
+        log.get("launch").debug("unheard")
+        assert "minblas.dispatch D: heard" in capsys.readouterr().err
+    finally:
+        root.handlers[:], root.propagate = handlers, propagate
+        log.get("dispatch").setLevel(logging.NOTSET)

@@ -1,0 +1,152 @@
+"""Tuning one shape on a bench of invented times: who is thrown out, who wins, what is lost with the device."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_zoo.spec import GemmProblem, TileConfig
+from minblas.timing import Timing
+from minblas.tune_shape import FINALISTS, DeviceLostError, Pick, tune_shape
+
+PROBLEM = GemmProblem.of(512, 512, 512)
+PICKS = [Pick("tiled", TileConfig(16 * i, 32, 32)) for i in range(1, 9)]
+
+
+class FakeBench:
+    """Times by pick; picks in `wrong`, `failing`, `uncapturable` and `killing` behave so."""
+
+    def __init__(self, times, *, noise=0.0, wrong=(), failing=(), uncapturable=(), killing=(), reference=40.0):
+        self.times, self.noise, self.reference = times, noise, reference
+        self.wrong, self.failing, self.uncapturable, self.killing = wrong, failing, uncapturable, killing
+        self.rounds, self.prepared, self.dead = [], [], False
+
+    def prepare(self, pick):
+        self.prepared.append(pick)
+        if pick in self.failing:
+            raise RuntimeError("out of resource: shared memory")
+        return pick
+
+    def verdict(self, prepared):
+        if prepared in self.killing:
+            self.dead = True
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return "3 of 4 elements differ" if prepared in self.wrong else ""
+
+    def estimate(self, prepared):
+        return self.of(prepared) + 5.0
+
+    def of(self, prepared):
+        return self.reference if prepared == "torch" else self.times[prepared]
+
+    def time(self, prepared, estimates, rounds, target_us):
+        assert len(estimates) == len(prepared)
+        if any(each in self.uncapturable for each in prepared):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.rounds.append((list(prepared), rounds))
+        wobble = [self.noise * (-1) ** i for i in range(rounds)]
+        return [Timing.of([self.of(each) * (1 + (w if i else -w)) for w in wobble]) for i, each in enumerate(prepared)]
+
+    def torch(self):
+        return "torch"
+
+    def lost(self):
+        return self.dead
+
+
+def tuned(times, picks=None, **options):
+    picks = PICKS[: len(times)] if picks is None else picks
+    bench = FakeBench(dict(zip(picks, times, strict=True)), **options)
+    return tune_shape(PROBLEM, picks, bench), bench
+
+
+def test_the_fastest_wins():
+    result, _ = tuned([30.0, 20.0, 25.0])
+    assert result.winner.pick == PICKS[1]
+    assert result.changed
+    assert result.winner.time_us == 20.0
+    assert result.torch.median_us == 40.0
+    assert result.default.pick == PICKS[0]
+
+
+def test_the_default_stays_unless_beaten_beyond_the_noise():
+    assert tuned([30.0, 29.9])[0].changed is False
+    assert tuned([30.0, 28.0])[0].changed is True
+    assert tuned([30.0, 28.0], noise=0.05)[0].changed is False
+    assert tuned([20.0, 30.0])[0].winner.pick == PICKS[0]
+
+
+def test_many_go_through_a_coarse_pass_and_the_default_is_always_a_finalist():
+    result, bench = tuned([50.0, 30.0, 31.0, 32.0, 33.0, 34.0, 35.0, 36.0])
+    (coarse, coarse_rounds), (final, rounds) = bench.rounds
+    assert len(coarse) == 8
+    assert coarse_rounds < rounds
+    assert set(final) == {PICKS[0], PICKS[1], PICKS[2], PICKS[3], "torch"}
+    assert len(final) == FINALISTS + 1
+    assert [trial.final for trial in result.trials] == [True] * 4 + [False] * 4
+    assert result.trials[7].time_us == 36.0
+
+
+def test_hopeless_ones_are_not_captured():
+    result, bench = tuned([30.0, 20.0, 500.0])
+    assert result.trials[2].status == "slow"
+    assert all(PICKS[2] not in rivals for rivals, _ in bench.rounds)
+    assert tuned([500.0, 20.0])[0].trials[0].status == "ok"  # the default is measured whatever it seems
+
+
+def test_wrong_and_failing_ones_are_left_out():
+    result, _ = tuned([30.0, 5.0, 6.0, 25.0], wrong=[PICKS[1]], failing=[PICKS[2]])
+    assert [trial.status for trial in result.trials] == ["ok", "wrong", "failed", "ok"]
+    assert result.trials[1].message == "3 of 4 elements differ"
+    assert result.trials[2].message == "RuntimeError: out of resource: shared memory"
+    assert result.winner.pick == PICKS[3]
+
+
+def test_a_wrong_default_gives_way():
+    result, _ = tuned([30.0, 31.0], wrong=[PICKS[0]])
+    assert result.winner.pick == PICKS[1]
+    assert result.changed
+
+
+def test_one_that_cannot_be_captured_is_left_out():
+    result, _ = tuned([30.0, 5.0, 25.0], uncapturable=[PICKS[1]])
+    assert result.trials[1].status == "failed"
+    assert "capturing" in result.trials[1].message
+    assert result.winner.pick == PICKS[2]
+
+
+def test_what_does_not_compile_is_not_prepared():
+    bench = FakeBench({PICKS[0]: 10.0, PICKS[1]: 5.0})
+    result = tune_shape(PROBLEM, PICKS[:2], bench, compiled=lambda pick: "does not compile: ptxas" if pick == PICKS[1] else "")
+    assert bench.prepared == [PICKS[0]]
+    assert result.trials[1].status == "failed"
+    assert result.winner.pick == PICKS[0]
+
+
+def test_nobody_left():
+    result, bench = tuned([30.0, 31.0], wrong=PICKS[:2])
+    assert result.winner is None
+    assert result.note == "no candidate is both right and runs"
+    assert bench.rounds == []
+    result, _ = tuned([30.0, 31.0], uncapturable=[*PICKS[:2], "torch"])
+    assert (result.winner, result.note) == (None, "no candidate could be timed")
+    assert tune_shape(PROBLEM, [], FakeBench({})).winner is None
+
+
+def test_torch_missing_from_the_final_is_no_reason_to_fail():
+    result, _ = tuned([30.0, 20.0], uncapturable=["torch"])
+    assert result.torch is None
+    assert result.winner.pick == PICKS[1]
+
+
+def test_verifying_times_nothing():
+    bench = FakeBench({PICKS[0]: 10.0, PICKS[1]: 5.0}, wrong=[PICKS[1]])
+    result = tune_shape(PROBLEM, PICKS[:2], bench, verify_only=True)
+    assert bench.rounds == []
+    assert result.winner is None
+    assert [trial.status for trial in result.trials] == ["ok", "wrong"]
+
+
+def test_a_lost_device_ends_it_and_names_the_candidate():
+    with pytest.raises(DeviceLostError, match="illegal memory access") as caught:
+        tuned([30.0, 20.0], killing=[PICKS[1]])
+    assert caught.value.pick == PICKS[1]
