@@ -19,7 +19,7 @@ import torch
 
 from kernel_zoo.spec import Descriptor, KernelCall, Recipe, Scalar, View
 
-_LOCK: Final = threading.RLock()
+LOCK: Final = threading.RLock()
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -38,7 +38,7 @@ def run(recipe: Recipe, slots: Mapping[str, torch.Tensor], scalars: Mapping[str,
     if recipe.workspace_bytes:
         host["WS"] = torch.full((recipe.workspace_bytes // 4,), float("nan"), dtype=torch.float32)
     before = host["OUT"].clone() if host["OUT"] is not slots["OUT"] else None
-    with _LOCK, _interpreted_helpers(), np.errstate(all="ignore"):
+    with LOCK, _interpreted_helpers(), np.errstate(all="ignore"):
         for call in recipe.calls:
             _launch(call, host, scalars)
     if before is not None:
@@ -49,7 +49,7 @@ def run(recipe: Recipe, slots: Mapping[str, torch.Tensor], scalars: Mapping[str,
 
 def _storage(tensor: torch.Tensor) -> torch.Tensor:
     """Everything from the tensor's address to the end of its storage, flat."""
-    size = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    size = max(0, tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset())
     return tensor.as_strided((size,), (1,))
 
 
@@ -104,4 +104,4 @@ def _interpreted_helpers() -> Iterator[None]:
         JITFunction.__call__ = original
 
 
-__all__ = ["run"]
+__all__ = ["LOCK", "run"]

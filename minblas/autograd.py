@@ -15,7 +15,7 @@ from kernel_zoo.matrices import TORCH_DTYPES
 from kernel_zoo.spec import accumulator_dtype
 from minblas import settings
 from minblas.cold import Call
-from minblas.operands import DTYPE_NAMES
+from minblas.operands import DTYPE_NAMES, check_plain
 
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "relu": functional.relu,
@@ -31,6 +31,9 @@ def differentiable_gemm(call: Call) -> Tensor:
 
     A forced variant is forced for the forward product only: the backward ones have other shapes and layouts.
     """
+    for name in ("a", "b", "c", "bias"):
+        if getattr(call, name) is not None:
+            check_plain(name, getattr(call, name))
     result: Tensor = _Gemm.apply(call.a, call.b, call.c, call.bias, call)  # type: ignore[no-untyped-call]
     return result
 

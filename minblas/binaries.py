@@ -43,7 +43,7 @@ class Binaries:
         import torch
 
         # The interpreter patches triton's language while it runs: nothing may be compiled meanwhile.
-        with self._lock, interpret._LOCK, torch.cuda.device(index):
+        with self._lock, interpret.LOCK, torch.cuda.device(index):
             found = self._loaded.get(key)
             if found is None:
                 started = time.perf_counter()

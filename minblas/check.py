@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,8 @@ from minblas.errors import UnknownVariantError, suggestion
 
 if TYPE_CHECKING:
     import torch
+
+Tile = TileConfig | Refusal | None
 
 _SHOWN: Final = 5
 _CPU_TILES: Final = 3
@@ -112,27 +115,28 @@ def _find(name: str) -> Variant:
     return quarantine.original(known[name])
 
 
-def run_cases(variant: Variant, arch: Arch, device: torch.device, todo: list[Case]) -> CheckReport:
+def run_cases(variant: Variant, arch: Arch, device: torch.device, todo: Iterable[Case]) -> CheckReport:
     """Run the cases; changes no state."""
     began = time.perf_counter()
-    right = 0
+    right, skipped = 0, 0
     failures: list[str] = []
     refusals: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    skipped = 0
-    for index, case in enumerate(todo):
+    planned = list(_with_tiles(variant, todo, arch, device))
+    if device.type == "cuda":
+        _compile_ahead(variant, planned, arch)
+    for index, (case, tile) in enumerate(planned):
         if device.type == "cpu" and time.perf_counter() - began > _CPU_SECONDS:
-            skipped = len(todo) - index
+            skipped = len(planned) - index
             break
-        for tile in _tiles(variant, case.problem, arch, device, index):
-            outcome = tile if isinstance(tile, Refusal) else _outcome(variant, case, tile, arch, device)
-            if isinstance(outcome, Refusal):
-                refusals[outcome.rule] += 1
-                examples.setdefault(outcome.rule, outcome.sentence)
-            elif outcome:
-                failures.append(outcome)
-            else:
-                right += 1
+        outcome = tile if isinstance(tile, Refusal) else _outcome(variant, case, tile, arch, device)
+        if isinstance(outcome, Refusal):
+            refusals[outcome.rule] += 1
+            examples.setdefault(outcome.rule, outcome.sentence)
+        elif outcome:
+            failures.append(outcome)
+        else:
+            right += 1
     return CheckReport(
         variant.name,
         device.type,
@@ -148,25 +152,39 @@ def run_cases(variant: Variant, arch: Arch, device: torch.device, todo: list[Cas
     )
 
 
-def _tiles(
-    variant: Variant, problem: GemmProblem, arch: Arch, device: torch.device, index: int
-) -> Iterator[TileConfig | Refusal | None]:
-    """The tiles to run a case with: one, in turn, so that the cases together meet all of them. Or why there is none."""
+def _with_tiles(variant: Variant, todo: Iterable[Case], arch: Arch, device: torch.device) -> Iterator[tuple[Case, Tile]]:
+    """Each case with the tile to run it with, in turn, so that together they meet all that are legal; or why there is none."""
+    turn = 0
+    for case in todo:
+        tiles = _tiles(variant, case.problem, arch, device)
+        yield case, tiles if isinstance(tiles, Refusal) else tiles[turn % len(tiles)]
+        turn += not isinstance(tiles, Refusal)
+
+
+def _tiles(variant: Variant, problem: GemmProblem, arch: Arch, device: torch.device) -> Sequence[TileConfig | None] | Refusal:
+    """The tiles a problem may be run with; one None for a variant that launches by itself."""
     if device.type == "cpu" and not variant.interpretable:
-        yield Refusal("device", "the device is a CPU", "a GPU: this variant cannot be interpreted")
-        return
+        return Refusal("device", "the device is a CPU", "a GPU: this variant cannot be interpreted")
     refusal = variant.refusal(problem, arch)
-    if refusal is not None or variant.recipe is None:
-        yield refusal
-        return
+    if refusal is not None:
+        return refusal
+    if variant.recipe is None:
+        return (None,)
     tried = [(tile, variant.refusal(problem, arch, tile)) for tile in variant.space(problem, arch)]
     legal = [tile for tile, why in tried if why is None]
-    if not legal:
-        yield tried[0][1] if tried else Refusal("tile", "there is no candidate tile", "at least one")
-        return
-    if device.type == "cpu":
-        legal = _small(legal, problem)
-    yield legal[index % len(legal)]
+    if legal:
+        return _small(legal, problem) if device.type == "cpu" else legal
+    return next((why for _, why in tried if why is not None), Refusal("tile", "there is no candidate tile", "at least one"))
+
+
+def _compile_ahead(variant: Variant, planned: Iterable[tuple[Case, Tile]], arch: Arch) -> None:
+    """Fill Triton's disk cache in parallel; what fails here fails again, and is reported, where it is run."""
+    from minblas.compile_pool import CompilePool
+    from minblas.tune_session import submit
+
+    with CompilePool() as pool:
+        picks = [(case.problem, tile) for case, tile in planned if isinstance(tile, TileConfig)]
+        wait([future for problem, tile in picks for future in submit(variant, problem, tile, arch, pool)])
 
 
 def _small(tiles: list[TileConfig], problem: GemmProblem) -> list[TileConfig]:

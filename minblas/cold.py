@@ -132,7 +132,8 @@ def _report(plan: LaunchPlan, error: Exception, beta: complex) -> None:
         raise error
     # A kernel that failed half-way may have written to c where c is out.
     final = plan.forced or (plan.in_place and beta != 0)
-    dispatch.report_failure(plan.problem, devices.arch_of(plan.device), plan.variant, plan.tile, error, final)
+    tile = plan.tile if final else None  # what fails to launch, rather than to compile, fails with every tile
+    dispatch.report_failure(plan.problem, devices.arch_of(plan.device), plan.variant, tile, error, final)
 
 
 def _without_data(call: Call) -> Tensor:

@@ -20,6 +20,7 @@ from kernel_zoo.build import Specialisation
 from minblas.compile_worker import Answer, Job
 
 _TIMEOUT_S: Final = 300.0
+_SCRIPT = Path(__file__).with_name("compile_worker.py")
 
 
 def job_of(spec: Specialisation, cc: int) -> Job | None:
@@ -38,11 +39,11 @@ class CompilePool:
     """Compiles in the order of submission; equal specialisations once. Use as a context manager.
 
     Attributes:
-        workers: processes at most, one per CPU by default; 0 submits nothing and answers "unknown" at once.
+        workers: processes at most, by default one per CPU but one; 0 submits nothing and answers "unknown" at once.
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = (os.cpu_count() or 1) if workers is None else workers
+        self.workers = max(1, (os.cpu_count() or 1) - 1) if workers is None else workers
         self._jobs: queue.SimpleQueue[tuple[bytes, Future[Answer]] | None] = queue.SimpleQueue()
         self._futures: dict[tuple[Specialisation, int], Future[Answer]] = {}
         self._threads: list[threading.Thread] = []
@@ -97,7 +98,10 @@ class CompilePool:
                 if self._closed:
                     future.cancel()
                     continue
-                worker = worker if worker is not None and worker.alive else _Worker()
+                if worker is not None and not worker.alive:
+                    worker.stop()
+                    worker = None
+                worker = worker or _Worker()
                 future.set_result(worker.ask(payload))
         finally:
             if worker is not None:
@@ -108,9 +112,8 @@ class _Worker:
     """One process and the conversation with it."""
 
     def __init__(self) -> None:
-        script = str(Path(__file__).with_name("compile_worker.py"))
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen([sys.executable, script], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen([sys.executable, str(_SCRIPT)], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._sink, self._source = self._process.stdin, self._process.stdout

@@ -2,11 +2,12 @@
 
 Run by path, not as part of the package, so that it imports triton and the kernels but not torch: it starts in a second and never
 touches a device. It reads pickled frames from standard input: first the parent's sys.path, then jobs; each job is answered by
-(status, message) with status "ok", "failed" or "unknown" (the kernel cannot be found here: the parent must compile it itself).
+(status, message, spills) with status "ok", "failed" or "unknown" (the kernel cannot be found here: the parent must compile it itself).
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -24,6 +25,7 @@ class Answer:
 
     status: str
     message: str = ""
+    spills: int = 0
 
 
 def find_kernel(module: str, qualname: str) -> Any:
@@ -34,21 +36,34 @@ def find_kernel(module: str, qualname: str) -> Any:
     return found
 
 
-def compile_job(job: Job) -> tuple[str, str]:
-    """Compile one binary into the disk cache."""
-    from kernel_zoo.build import Specialisation, compile_binary
+def compile_job(job: Job) -> Answer:
+    """Compile one binary into the disk cache, and count its accesses to local memory."""
+    from kernel_zoo.build import Specialisation, compile_binary, resources
 
     module, qualname, signature, constants, divisors, num_warps, num_stages, cc = job
     try:
         kernel = find_kernel(module, qualname)
     except Exception as error:  # a user's module may fail to import in any way
-        return "unknown", f"{module}.{qualname}: {error!r}"
+        return Answer("unknown", f"{module}.{qualname}: {error!r}")
     try:
-        compile_binary(Specialisation(kernel, signature, constants, divisors, num_warps, num_stages), cc)
+        compiled = compile_binary(Specialisation(kernel, signature, constants, divisors, num_warps, num_stages), cc)
     except Exception as error:  # the compiler raises types of its own, MLIR's included
         text = str(error) or repr(error)
-        return "failed", f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}"
-    return "ok", ""
+        return Answer("failed", f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}")
+    build_launcher(compiled)
+    return Answer("ok", spills=resources(compiled).spills)
+
+
+def build_launcher(compiled: Any) -> None:
+    """Compile the C launcher too, where triton makes one for each signature (3.6 does, when a kernel is first loaded).
+
+    Hundreds of signatures at half a second each would otherwise be compiled one after the other in the calling process.
+    """
+    from triton.backends.nvidia import driver
+
+    if hasattr(driver, "make_launcher"):
+        with contextlib.suppress(Exception):  # without a CUDA driver it cannot be linked, nor is it needed
+            driver.CudaLauncher(compiled.src, compiled.metadata)
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
@@ -58,7 +73,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
     import kernel_zoo.build  # noqa: F401  (fails here rather than at the first job)
 
-    _send(sink, ("ready", triton.__version__))
+    _send(sink, Answer("ready", triton.__version__))
     while True:
         try:
             payload: bytes = pickle.load(source)
@@ -67,14 +82,14 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         try:
             job: Job = pickle.loads(payload)
         except Exception as error:  # a constant of a type this process cannot import
-            answer = ("unknown", repr(error))
+            answer = Answer("unknown", repr(error))
         else:
             answer = compile_job(job)
         _send(sink, answer)
 
 
-def _send(sink: BinaryIO, answer: tuple[str, str]) -> None:
-    pickle.dump(answer, sink)
+def _send(sink: BinaryIO, answer: Answer) -> None:
+    pickle.dump((answer.status, answer.message, answer.spills), sink)
     sink.flush()
 
 

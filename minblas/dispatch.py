@@ -6,6 +6,7 @@ The choice itself is `heuristics.choose`, a pure function; here it gets its argu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from minblas.launch import Prepared
 
 _LOG: Final = log.get("dispatch")
+_MOST_FAILURES: Final = 3  # tiles of one variant that are tried before the next variant is
 
 
 def policy(variant: str | None = None, tile: TileConfig | None = None) -> Policy:
@@ -101,9 +103,10 @@ def resolve(problem: GemmProblem, device: torch.device, variant: str | None = No
     arch = devices.arch_of(device)
     selection = select(problem, arch, variant, tile)
     forced = selection.rung == "forced"
+    failures: Counter[str] = Counter()
     for name, candidate_tile in _candidates(selection):
         chosen = get(name)
-        if not forced and QUARANTINE.holds(problem, arch, name, candidate_tile):
+        if not forced and (failures[name] >= _MOST_FAILURES or QUARANTINE.holds(problem, arch, name, candidate_tile)):
             continue
         if not launch.is_ready(chosen, problem, candidate_tile, arch, device):
             stand_in = _cold(problem, device, name, forced)
@@ -113,6 +116,7 @@ def resolve(problem: GemmProblem, device: torch.device, variant: str | None = No
             prepared = launch.prepare(chosen, problem, candidate_tile, arch, device, forced=forced)
         except Exception as error:  # the compiler, the driver and recipes raise anything; a net is there to catch it
             report_failure(problem, arch, name, candidate_tile, error, forced)
+            failures[name] += 1
             continue
         reason = prepared.reason or (selection.reason if name == selection.variant else "every pick before it failed")
         _LOG.info(
@@ -166,7 +170,7 @@ def _cold(problem: GemmProblem, device: torch.device, name: str, forced: bool) -
 
 
 def report_failure(problem: GemmProblem, arch: Arch, name: str, tile: TileConfig | None, error: Exception, forced: bool) -> None:
-    """Remember that a pick failed, and say so once.
+    """Remember that a pick failed (without a tile: that the variant did), and say so once.
 
     Raises:
         LaunchError: it was forced, or was the last resort.

@@ -20,13 +20,13 @@ class Quarantine:
         return (name, tile, arch.name, problem.dtype, problem.out.dtype, problem.precision, problem.layout)
 
     def add(self, problem: GemmProblem, arch: Arch, name: str, tile: TileConfig | None, error: Exception) -> None:
-        """Put a pick in."""
+        """Put a pick in; without a tile, all the variant's picks."""
         with self._lock:
             self._failures[self._key(problem, arch, name, tile)] = f"{type(error).__name__}: {error}"
 
     def holds(self, problem: GemmProblem, arch: Arch, name: str, tile: TileConfig | None) -> bool:
         """Whether a pick is in."""
-        return bool(self._failures) and self._key(problem, arch, name, tile) in self._failures
+        return bool(self._failures) and any(self._key(problem, arch, name, each) in self._failures for each in (tile, None))
 
     def forgive(self, name: str | None = None) -> None:
         """Let a variant's picks out, or all."""

@@ -85,7 +85,8 @@ class Interpreted(Prepared):
         """Interpret the launches in order."""
         from kernel_zoo import interpret
 
-        plain = {name: tensor.detach() for name, tensor in slots.items()}
+        # An empty operand is never read, and may lie past the end of its own storage.
+        plain = {name: tensor.detach() if tensor.numel() else tensor.new_zeros(1) for name, tensor in slots.items()}
         interpret.run(self._recipe, plain, {"ALPHA": float(alpha.real), "BETA": float(beta.real)})
 
 

@@ -70,6 +70,7 @@ class LaunchPlan:
     """
 
     __slots__ = (
+        "_allocates",
         "_c_like_out", "_copies", "_integer", "_prepared", "_reads_c", "_scalars", "_signatures", "_spans", "_staged", "_trans",
         "calls", "device", "dtype", "forced", "in_place", "problem", "provisional", "reason", "rung", "shape", "tile", "used",
         "variant",
@@ -117,11 +118,11 @@ class LaunchPlan:
             name: span(t.shape, [s * t.element_size() for s in t.stride()], t.element_size()) for name, t in made.items()
         }
         self._signatures = {name: Signature.of(tensor) for name, tensor in made.items()}
-        if request.out is None:
-            dense = torch.empty(self.shape, dtype=self.dtype, device="meta")
-            strides = tuple(stride for size, stride in zip(dense.shape, dense.stride(), strict=True) if size != 1)
-            self._signatures["out"] = Signature(self.dtype, self.shape, strides, self.device, VECTOR_BYTES)
-            self._spans["out"] = span(dense.shape, [s * dense.element_size() for s in dense.stride()], dense.element_size())
+        dense = torch.empty(self.shape, dtype=self.dtype, device="meta")
+        strides = tuple(stride for size, stride in zip(dense.shape, dense.stride(), strict=True) if size != 1)
+        fresh = Signature(self.dtype, self.shape, strides, self.device, VECTOR_BYTES)
+        self._allocates = not self._signatures.setdefault("out", fresh).difference(fresh)
+        self._spans.setdefault("out", span(dense.shape, [s * dense.element_size() for s in dense.stride()], dense.element_size()))
         c, out = self._signatures.get("c"), self._signatures["out"]
         self._c_like_out = c is not None and c.dtype == out.dtype and same_elements(_at_zero(c), _at_zero(out))
 
@@ -215,6 +216,10 @@ class LaunchPlan:
 
     def _check_operand(self, name: str, tensor: torch.Tensor | None) -> None:
         wanted = self._signatures.get(name)
+        if name == "out" and tensor is None and not self._allocates:
+            raise PlanMismatch(
+                "out was left out", "an out with the strides the plan was made for", "pass out=, or make another plan"
+            )
         if tensor is None or wanted is None:
             if name != "out" and (tensor is None) != (wanted is None):
                 state = "was left out" if tensor is None else "is given"

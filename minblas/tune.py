@@ -64,7 +64,7 @@ def tune(
         progress: show how far it is.
         include_aten: PyTorch's own product competes too.
         verify_only: check that candidates are right and time nothing; works on a CPU, for small shapes.
-        workers: compile processes, one per CPU by default; 0 compiles in this process.
+        workers: compile processes, by default one per CPU but one; 0 compiles in this process.
         benches: how shapes are run; for tests.
 
     Raises:
@@ -92,7 +92,7 @@ def tune(
     makers = benches or _benches(known, place)
     try:
         with CompilePool(workers if place.type == "cuda" else 0) as pool, Progress("tuning", len(todo), show=progress) as bar:
-            for problem, picks in session.plan(todo, pool):
+            for problem, picks in session.ready(session.plan(todo, pool)):
                 if budget_s is not None and time.perf_counter() - began > budget_s:
                     report.left = len(todo) - len(report.fresh)
                     break

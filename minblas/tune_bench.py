@@ -52,7 +52,10 @@ class DeviceBench:
 
     def prepare(self, pick: Pick) -> Prepared:
         """Compiled, loaded and ready."""
-        return launch.prepare(self._variants[pick.variant], self.problem, pick.tile, self._arch, self._device)
+        prepared = launch.prepare(self._variants[pick.variant], self.problem, pick.tile, self._arch, self._device)
+        if prepared.variant != pick.variant:
+            raise RuntimeError(f"{pick.variant} was not run: {prepared.reason}")
+        return prepared
 
     def verdict(self, prepared: Prepared) -> str:
         """Run once on poisoned buffers, and compare."""
@@ -68,11 +71,10 @@ class DeviceBench:
 
     def time(self, prepared: Sequence[Prepared], estimates: Sequence[float], rounds: int, target_us: float) -> list[Timing]:
         """Interleaved, over buffer sets larger than L2."""
+        engine = self._timer
         self._oracle = None  # its operands and references, before graphs are made
         runs = [self._run(each) for each in prepared]
-        return time_interleaved(
-            runs, sets=len(self._sets), rounds=rounds, target_us=target_us, estimates=estimates, engine=self._timer
-        )
+        return time_interleaved(runs, sets=len(self._sets), rounds=rounds, target_us=target_us, estimates=estimates, engine=engine)
 
     def torch(self) -> Prepared:
         """torch's own product."""

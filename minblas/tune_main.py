@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--shuffle", action="store_true", help="in a random but repeatable order, so that a budget cuts all classes alike"
     )
-    made.add_argument("--workers", type=int, default=None, help="compile processes; one per CPU by default")
+    made.add_argument("--workers", type=int, default=None, help="compile processes; by default one per CPU but one")
     made.add_argument("--include-aten", action="store_true", help="PyTorch's own product competes too")
     made.add_argument(
         "--verify-only", action="store_true", help="check the candidates and time nothing; works on a CPU, for small shapes"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from heuristics import model
 from kernel_zoo import build
-from kernel_zoo.spec import Arch, GemmProblem, Variant
+from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant
 from minblas import dispatch, log, quarantine
 from minblas.compile_pool import Answer, CompilePool
 from minblas.errors import MinblasError, NoVariantError, VariantError
@@ -18,6 +18,7 @@ from minblas.tune_report import row_of
 from minblas.tune_shape import Bench, DeviceLostError, Pick, ShapeResult, tune_shape
 
 InForce = Callable[[GemmProblem], Any]
+Planned = tuple[GemmProblem, list[Pick]]
 
 
 class TuneAbortedError(MinblasError):
@@ -51,12 +52,21 @@ class Session:
         self._bad: set[Pick] = set()
         self._pending: dict[tuple[GemmProblem, Pick], list[Future[Answer]]] = {}
 
-    def plan(self, todo: Sequence[GemmProblem], pool: CompilePool) -> list[tuple[GemmProblem, list[Pick]]]:
-        """Every shape's candidates, their binaries on the way in the order in which they are needed."""
-        planned = [(problem, self.picks(problem)) for problem in todo]
-        for problem, pick in ((problem, pick) for problem, picks in planned for pick in picks):
-            self._pending[problem, pick] = submit([(self._allowed[pick.variant], problem, pick)], self._arch, pool)
+    def plan(self, todo: Sequence[GemmProblem], pool: CompilePool) -> list[Planned]:
+        """Every shape's candidates, their binaries on the way."""
+        planned = []
+        for problem in todo:
+            planned.append((problem, self.picks(problem)))
+            for pick in planned[-1][1]:
+                self._pending[problem, pick] = submit(self._allowed[pick.variant], problem, pick.tile, self._arch, pool)
         return planned
+
+    def ready(self, planned: Iterable[Planned]) -> Iterator[Planned]:
+        """The shapes in order, but one that still waits for its binaries lets those behind it pass."""
+        waiting = list(planned)
+        while waiting:
+            index = next((i for i, (problem, picks) in enumerate(waiting) if self._is_ready(problem, picks)), 0)
+            yield waiting.pop(index)
 
     def picks(self, problem: GemmProblem) -> list[Pick]:
         """The candidates, the pick in force first."""
@@ -101,9 +111,17 @@ class Session:
             return None
         return Pick(selection.variant, selection.tile) if selection.variant in self._allowed else None
 
+    def _is_ready(self, problem: GemmProblem, picks: Iterable[Pick]) -> bool:
+        return all(future.done() for pick in picks for future in self._pending.get((problem, pick), ()))
+
     def _compiled(self, problem: GemmProblem, pick: Pick) -> str:
         answers = [future.result() for future in self._pending.pop((problem, pick), [])]
-        return next((f"does not compile: {answer.message}" for answer in answers if answer.status == "failed"), "")
+        for answer in answers:
+            if answer.status == "failed":
+                return f"does not compile: {answer.message}"
+            if answer.spills:
+                return f"spills registers: {answer.spills} accesses to local memory"
+        return ""
 
     def _aborted(self, problem: GemmProblem, error: DeviceLostError) -> TuneAbortedError:
         fault = {"kind": "fault", "problem": problem_to_dict(problem), "variant": error.pick.variant, "tile": error.pick.describe()}
@@ -130,16 +148,13 @@ class Session:
                     quarantine.suspend(variant, str(error))
 
 
-def submit(work: Iterable[tuple[Variant, GemmProblem, Pick]], arch: Arch, pool: CompilePool) -> list[Future[Answer]]:
-    """Ask for the binaries of picks; those of opaque variants, and of recipes that fail, are none."""
-    futures: list[Future[Answer]] = []
-    for variant, problem, pick in work:
-        if variant.recipe is None or pick.tile is None or not pool.workers:
-            continue
-        try:
-            specs = [build.specialise(call) for call in variant.plan(problem, pick.tile, arch).calls]
-        except Exception as error:  # a recipe's own fault; it is reported where the pick is prepared
-            log.get("tune").debug("%s has no launches for %s: %s", pick.describe(), problem.describe(), error)
-            continue
-        futures += [pool.submit(spec, arch.cc) for spec in specs]
-    return futures
+def submit(variant: Variant, problem: GemmProblem, tile: TileConfig | None, arch: Arch, pool: CompilePool) -> list[Future[Answer]]:
+    """Ask for a pick's binaries: none for an opaque variant, or a recipe that fails."""
+    if variant.recipe is None or tile is None or not pool.workers:
+        return []
+    try:
+        specs = [build.specialise(call) for call in variant.plan(problem, tile, arch).calls]
+    except Exception as error:  # a recipe's own fault; it is reported where the pick is prepared
+        log.get("tune").debug("%s has no launches for %s: %s", variant.name, problem.describe(), error)
+        return []
+    return [pool.submit(spec, arch.cc) for spec in specs]

@@ -79,7 +79,7 @@ def warmup(
         dtype: of the tuples; "tf32" is fp32 with TF32 precision.
         layout: of the tuples.
         device: the GPU; without one, binaries are only compiled.
-        workers: compile processes, one per CPU by default; 0 compiles in this process.
+        workers: compile processes, by default one per CPU but one; 0 compiles in this process.
 
     Raises:
         ArgumentError: a shape is none.

@@ -43,6 +43,24 @@ def register_limit(tile: TileConfig) -> Refusal | None:
     return None
 
 
+def address_limit(problem: GemmProblem, tile: TileConfig, limit: int = 190) -> Refusal | None:
+    """Operands that cannot be read 16 bytes at a time take an address an access, and 2-byte accesses pass through registers.
+
+    The weights are fitted to what ptxas allocates on sm_90; past the limit it spills.
+    """
+    threads = 32 * tile.num_warps
+    fma = problem.dtype == "fp32" and problem.precision == "ieee"
+    needed = tile.block_m * tile.block_n / threads * (1.5 if fma else 1.0)
+    for operand, side in ((problem.a, tile.block_m), (problem.b, tile.block_n)):
+        width = max(operand.itemsize, operand.line_align)
+        accesses = side * tile.block_k * operand.itemsize / threads / width
+        needed += accesses * (4 if width < 4 or (fma and width < VECTOR_BYTES) else 2)
+    if needed > limit:
+        given = f"reading lines aligned to {min(problem.a.line_align, problem.b.line_align)} bytes takes about {needed:.0f} registers"
+        return Refusal("registers", given, f"at most {limit}: a smaller block_k or more warps")
+    return None
+
+
 def shared_memory_limit(problem: GemmProblem, tile: TileConfig, arch: Arch, epilogue_bytes: int = 0) -> Refusal | None:
     """The pipeline's buffers, and what the epilogue stages beside them, must fit a block's shared memory."""
     stage = (tile.block_m + tile.block_n) * tile.block_k * problem.a.itemsize
@@ -60,6 +78,8 @@ def tma_operand(name: str, operand: Operand, arch: Arch) -> Refusal | None:
         return Refusal("capability", f"{arch.name} has compute capability {arch.cc / 10}", "9.0 or newer (TMA)")
     if operand.layout == "s":
         return Refusal("strides", f"{name} has strides {operand.strides[1:]}", "a unit stride in one dimension (TMA)")
+    if operand.leading == 0:
+        return Refusal("strides", f"{name} is expanded: its lines share one address", "lines of their own (TMA strides are not 0)")
     if operand.line_align < VECTOR_BYTES:
         given = f"{name}'s lines start at multiples of {operand.line_align} bytes (leading dimension {operand.leading})"
         return Refusal("alignment", given, f"multiples of {VECTOR_BYTES} bytes (TMA)")
@@ -96,8 +116,15 @@ def tma_box(problem: GemmProblem, tile: TileConfig) -> Refusal | None:
     return None
 
 
-def one_pass(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
-    """A tile for a kernel that sums all of K in one program."""
+def one_pass(problem: GemmProblem, tile: TileConfig, arch: Arch, registers: int = 190) -> Refusal | None:
+    """A tile for a pointer kernel that sums all of K in one program."""
     if tile.split_k != 1:
         return Refusal("tile", f"split_k is {tile.split_k}", "1: this variant sums K in one program")
-    return first((mma_tile(problem, tile), register_limit(tile), shared_memory_limit(problem, tile, arch)))
+    return first(
+        (
+            mma_tile(problem, tile),
+            register_limit(tile),
+            address_limit(problem, tile, registers),
+            shared_memory_limit(problem, tile, arch),
+        )
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_zoo.spec import Arch, GemmProblem, TileConfig
+from kernel_zoo.spec import VECTOR_BYTES, Arch, GemmProblem, TileConfig
 
 
 def tiles(*specs: tuple[int, ...]) -> list[TileConfig]:
@@ -16,12 +16,18 @@ def pointer_tiles(problem: GemmProblem) -> list[TileConfig]:
         return tiles(
             (16, 64, 32, 3, 4), (32, 32, 32, 3, 4), (32, 64, 32, 3, 4), (64, 32, 32, 3, 4), (64, 64, 16, 4, 4),
             (64, 64, 32, 3, 4), (64, 128, 16, 3, 4), (128, 64, 16, 3, 4), (128, 64, 16, 3, 8), (128, 128, 16, 3, 8),
-            (128, 128, 16, 2, 8), (128, 128, 8, 4, 8),
         )  # fmt: skip
     if problem.dtype == "fp32":
         return tiles(
             (16, 64, 64, 3, 4), (32, 64, 32, 4, 4), (64, 64, 32, 3, 4), (64, 128, 32, 3, 4), (128, 64, 32, 3, 4),
             (128, 128, 32, 3, 8), (128, 128, 16, 3, 8), (64, 64, 64, 2, 4),
+        )  # fmt: skip
+    if min(problem.a.line_align, problem.b.line_align) < VECTOR_BYTES:
+        # Short accesses: a small block_k, or more warps, so that the addresses fit in registers.
+        return tiles(
+            (16, 32, 64, 4, 4), (16, 64, 64, 4, 4), (16, 128, 32, 4, 4), (32, 32, 64, 4, 4), (32, 64, 32, 4, 4),
+            (64, 32, 32, 4, 4), (64, 16, 32, 4, 4), (64, 64, 32, 4, 4), (64, 64, 64, 3, 8), (64, 128, 32, 4, 8),
+            (128, 64, 32, 4, 8), (64, 256, 16, 4, 8), (128, 128, 16, 4, 8), (128, 128, 32, 4, 8), (128, 128, 64, 3, 8),
         )  # fmt: skip
     return tiles(
         (16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (32, 32, 128, 4, 4), (32, 64, 128, 4, 4), (64, 16, 128, 5, 4),

@@ -35,37 +35,63 @@ def launch(problem: GemmProblem, slots: Mapping[str, torch.Tensor], alpha: float
     out = matrix(slots["OUT"], problem.out, problem.batch)
     a = matrix(slots["A"], problem.a, problem.batch) if problem.k else None
     b = matrix(slots["B"], problem.b, problem.batch) if problem.k else None
-    if a is not None and b is not None and problem.epilogue.plain and a.dtype == b.dtype == out.dtype and _sums_wide(a):
-        # The library accumulates in the accumulator's type and rounds once by itself.
+    if a is not None and b is not None and problem.epilogue.plain and out.dtype == a.dtype and _library_keeps_contract(problem, a):
         torch.bmm(a, b, out=out) if problem.batch > 1 else torch.mm(a[0], b[0], out=out[0])
         return
-    integer = not (out.dtype.is_floating_point or out.dtype.is_complex)
-    # float64 holds every sum of integer products exactly, so that a fractional alpha is rounded once, at the end.
-    work_type = torch.float64 if integer else TORCH_DTYPES[problem.acc_dtype]
+    integer = problem.acc_dtype == "int32"
+    work_type = torch.int64 if integer else TORCH_DTYPES[problem.acc_dtype]
+    alpha, beta = (int(alpha), int(beta)) if integer else (alpha, beta)
     value = out.new_zeros(out.shape, dtype=work_type)
     if a is not None and b is not None:
-        value += _product(a, b, work_type)
+        value += _product(problem, a, b, work_type)
         value *= alpha
     epilogue = problem.epilogue
     if epilogue.c is not None:
         value += beta * matrix(slots["C"], epilogue.c, problem.batch).to(work_type)
     if epilogue.bias is not None:
         value += matrix(slots["BIAS"], epilogue.bias, problem.batch).to(work_type)
-    value = _activate(value, epilogue.activation)
-    out.copy_(value.round().to(torch.int64) if integer else value)
+    out.copy_(_activate(value, epilogue.activation))
 
 
-def _sums_wide(a: torch.Tensor) -> bool:
-    """Whether the library sums this type as the contract says: 16-bit on a CPU it does not always, integers it wraps."""
-    return (a.is_cuda or a.dtype.itemsize >= 4) and (a.dtype.is_floating_point or a.dtype.is_complex)
+def _library_keeps_contract(problem: GemmProblem, a: torch.Tensor) -> bool:
+    """Whether the library's own product sums in the accumulator's type, at the precision asked for, and rounds once."""
+    import torch
+
+    if problem.acc_dtype == "int32":
+        return False
+    if not a.is_cuda:
+        return a.dtype.itemsize >= 4 and _fp32_exact_enough(problem, a)
+    settings = torch.backends.cuda.matmul
+    if a.dtype == torch.float16:
+        return not settings.allow_fp16_reduced_precision_reduction
+    if a.dtype == torch.bfloat16:
+        return not settings.allow_bf16_reduced_precision_reduction
+    return _fp32_exact_enough(problem, a)
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, work_type: torch.dtype) -> torch.Tensor:
+def _fp32_exact_enough(problem: GemmProblem, a: torch.Tensor) -> bool:
+    """Whether torch's own fp32 setting is at least as exact as the precision asked for."""
+    import torch
+
+    if problem.dtype != "fp32" or problem.precision == "tf32":
+        return True
+    # Read without raising whichever of torch's two APIs the user has set.
+    backend = "cuda" if a.is_cuda else "mkldnn"
+    return bool(torch._C._get_fp32_precision_getter(backend, "matmul") in ("ieee", "none"))
+
+
+def _product(problem: GemmProblem, a: torch.Tensor, b: torch.Tensor, work_type: torch.dtype) -> torch.Tensor:
     """a @ b, summed in the accumulator's type or wider."""
     import torch
 
+    if work_type == torch.int64:
+        if a.is_cuda and a.dtype.itemsize <= 2:
+            return (a.double() @ b.double()).to(work_type)  # float64 holds these sums exactly, and a GPU has no integer product
+        return (a.to("cpu", work_type) @ b.to("cpu", work_type)).to(a.device)
     if a.is_cuda and a.dtype in (torch.float16, torch.bfloat16):
         return torch.bmm(a, b, out_dtype=work_type)
+    if not _fp32_exact_enough(problem, a):
+        return (a.double() @ b.double()).to(work_type)
     return a.to(work_type) @ b.to(work_type)
 
 

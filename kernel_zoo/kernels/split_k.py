@@ -78,7 +78,7 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
             _rules.tma_box(problem, tile),
         )
         if tile.knob("tma")
-        else ()
+        else (_rules.address_limit(problem, tile),)
     )
     return _rules.first(
         (

@@ -66,6 +66,12 @@ def test_k_zero_gives_the_epilogue_of_c_and_bias():
     assert torch.equal(minblas.gemm(a.half(), b.half(), out=torch.full((4, 5), 7.0).half()), torch.zeros(4, 5).half())
 
 
+def test_an_empty_operand_may_lie_past_its_storage():
+    a = torch.empty(0, dtype=torch.bfloat16).as_strided((3, 0), (1, 1), 1)
+    assert minblas.gemm(a, torch.empty(0, 4, dtype=torch.bfloat16)).eq(0).all()
+    assert not minblas.stats().quarantined
+
+
 @pytest.mark.parametrize("shape", list(itertools.product((1, 2), repeat=3)))
 def test_tiny(shape):
     m, n, k = shape

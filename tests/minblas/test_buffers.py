@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -36,7 +37,7 @@ def test_sets_are_apart_and_aligned(problem):
             end = address + (operand.last_offset(problem.batch) + 1) * operand.itemsize
             taken.append((address, end))
     taken.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(taken, taken[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(taken))
 
 
 def test_inputs_are_normal():

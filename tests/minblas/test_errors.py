@@ -144,6 +144,9 @@ def test_function_transforms_and_wrappers():
         function=torch.vmap(lambda a: minblas.gemm(a, B)),
     )
 
+    leaf = torch.ones(4, 6)
+    refused(errors.OperandError, ["function transform"], leaf, function=torch.func.grad(lambda a: minblas.gemm(a, B).sum()))
+
     class Wrapper(torch.Tensor):
         @classmethod
         def __torch_dispatch__(cls, function, types, args=(), kwargs=None):

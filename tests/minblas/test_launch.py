@@ -245,7 +245,7 @@ def test_tritons_own_launch(gpu, monkeypatch):
                     if hasattr(value, "block_shape"):
                         assert isinstance(value, TensorDescriptor)
                         assert isinstance(value.base, torch.Tensor)
-                with interpret._LOCK, interpret._interpreted_helpers():
+                with interpret.LOCK, interpret._interpreted_helpers():
                     InterpretedFunction(kernel.fn)[grid](*arguments, **constants)
 
             return run

@@ -67,6 +67,17 @@ def test_a_mismatch_names_what_changed(change, words):
         minblas.plan(a, b, bias=torch.ones(16))(a, b)
 
 
+def test_a_plan_made_for_an_out_of_its_own_strides_needs_one():
+    a, b = a_and_b()
+    dense, column_major = minblas.plan(a, b, out=torch.empty(8, 16)), minblas.plan(a, b, out=torch.empty(16, 8).mT)
+    close(dense(a, b), a, b)
+    close(column_major(a, b, out=torch.empty(16, 8).mT), a, b)
+    with pytest.raises(errors.PlanMismatch, match="out was left out"):
+        column_major(a, b)
+    with pytest.raises(errors.PlanMismatch, match="strides"):
+        column_major(a, b, out=torch.empty(8, 16))
+
+
 def test_better_alignment_is_no_mismatch():
     b = torch.randn(24, 16)
     plan = minblas.plan(dirty(8, 24, offset=1), b)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,8 @@ from minblas import dispatch, errors, quarantine, tune_main
 from minblas.journal import JournalError, identity, problem_from_dict, problem_to_dict, read_lines
 from minblas.shapes import problem_of, unique
 from minblas.tune import TuneAbortedError, tune
+from minblas.tune_session import Session
+from minblas.tune_shape import Pick
 from tests.minblas.test_tune_shape import FakeBench
 from tests.minblas.user_kernels import TILES, recipe, recipe_with
 
@@ -94,8 +97,8 @@ def test_winners_go_into_the_table(files):
 
 
 def test_the_next_call_gets_the_winner(files, monkeypatch):
-    monkeypatch.setenv("MINBLAS_TABLE", str(files["table"]))
     before = minblas.explain(512, 512, 512)
+    monkeypatch.setenv("MINBLAS_TABLE", str(files["table"]))
     tune(SHAPES[:1], benches=Benches(lambda pick: pick.variant == "persistent"), **files)
     after = minblas.explain(512, 512, 512)
     assert before.rung == "model"
@@ -304,3 +307,19 @@ def test_a_tile_is_kept_as_it_was(files):
     minblas.register_variant("me.knob", recipe, dtypes=["bf16"], layouts=["nn"], candidates=[tile], verify=False)
     tune(SHAPES[:1], variants="me.knob", benches=Benches(), **files)
     assert store.load(files["table"]).entries[0].tile == tile
+
+
+def test_a_shape_that_waits_for_its_binaries_lets_others_pass():
+    def planned(m):
+        return GemmProblem.of(m, 8, 8), [Pick("tiled", None)]
+
+    shapes = [planned(1), planned(2), planned(3)]
+    session = Session({}, None, None, 1, None, False)
+    pending = {shape[0].m: Future() for shape in shapes}
+    session._pending = {(problem, picks[0]): [pending[problem.m]] for problem, picks in shapes}
+    pending[2].set_result(None)
+    order = session.ready(shapes)
+    assert next(order)[0].m == 2
+    pending[3].set_result(None)
+    assert next(order)[0].m == 3
+    assert next(order)[0].m == 1  # nothing else is left: this one is waited for

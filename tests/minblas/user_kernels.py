@@ -27,8 +27,10 @@ def tutorial_kernel(
         if FAULT == "no mask along K":
             left = BLOCK_K
         k_mask = steps < left
-        a = tl.load(a_ptr + (rows % M)[:, None] * stride_am + (k * BLOCK_K + steps)[None, :] * stride_ak, mask=k_mask[None, :], other=0.0)
-        b = tl.load(b_ptr + (k * BLOCK_K + steps)[:, None] * stride_bk + (cols % N)[None, :] * stride_bn, mask=k_mask[:, None], other=0.0)
+        a_ptrs = a_ptr + (rows % M)[:, None] * stride_am + (k * BLOCK_K + steps)[None, :] * stride_ak
+        b_ptrs = b_ptr + (k * BLOCK_K + steps)[:, None] * stride_bk + (cols % N)[None, :] * stride_bn
+        a = tl.load(a_ptrs, mask=k_mask[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=k_mask[:, None], other=0.0)
         acc = tl.dot(a, b, acc)
     if FAULT == "off by a little":
         acc = acc * 1.001

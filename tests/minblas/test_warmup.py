@@ -1,0 +1,119 @@
+"""Warming up: which binaries a set of shapes needs, compiled once each; loading is a fake's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import minblas
+from kernel_zoo import build, catalog
+from kernel_zoo.spec import GemmProblem
+from minblas import dispatch, errors, launch, warmup
+from tests.minblas.user_kernels import TILES, recipe
+
+module = __import__("sys").modules["minblas.warmup"]
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Instead of compiling: the list of what would be."""
+    seen = []
+    monkeypatch.setattr(module.build, "compile_binary", lambda spec, cc: seen.append((spec, cc)))
+    return seen
+
+
+def test_a_range_of_m_is_a_handful_of_binaries(compiled):
+    report = warmup([(range(1, 129), 4096, 4096)], layout="nt", workers=0)
+    assert report.shapes == 128
+    assert report.plans < 40
+    assert 1 <= report.binaries < 128
+    assert len(compiled) == len(set(compiled)) == report.binaries
+    assert {cc for _, cc in compiled} == {90}
+    assert report.failures == ()
+    assert "128 shapes" in str(report)
+    assert "compiled into the disk cache" in str(report)
+    assert report.as_dict()["loaded"] == 0
+
+
+def test_for_the_device_that_the_options_name(compiled):
+    with minblas.options(arch="a100"):
+        report = warmup([(512, 512, 512)], workers=0)
+    assert report.device == "cpu, for a100"
+    assert {cc for _, cc in compiled} == {80}
+
+
+def test_what_is_compiled_is_what_is_launched(compiled):
+    problem = GemmProblem.of(512, 640, 768, "fp16", "nt")
+    warmup([problem], workers=0)
+    selection = dispatch.select(problem, torch.device("cpu"))
+    calls = catalog.get(selection.variant).plan(problem, selection.tile, selection.arch).calls
+    assert {spec for spec, _ in compiled} == {build.specialise(call) for call in calls}
+
+
+def test_aten_and_empty_products_need_nothing(compiled):
+    report = warmup([(64, 64, 64), (0, 64, 64)], dtype="int8", workers=0)
+    assert (report.binaries, report.aten, compiled) == (0, 1, [])
+
+
+def test_failures_are_reported_not_raised(monkeypatch):
+    def compile_binary(spec, cc):
+        raise ValueError("ptxas: too many registers")
+
+    monkeypatch.setattr(module.build, "compile_binary", compile_binary)
+    report = warmup([(512, 512, 512)], workers=0)
+    assert "too many registers" in str(report)
+    assert len(report.failures) >= 1
+
+
+def test_a_recipe_that_fails_is_reported(compiled, monkeypatch):
+    def fails_on_odd_sizes(call, tile):
+        if call.m % 2:
+            raise ZeroDivisionError("odd")
+        return recipe(call, tile)
+
+    minblas.register_variant("me.odd", fails_on_odd_sizes, dtypes=["bf16"], layouts=["nn"], candidates=TILES, verify=False)
+    try:
+        with minblas.options(variant="me.odd"):
+            report = warmup([(64, 64, 64), (63, 64, 64)], workers=0)
+    finally:
+        minblas.unregister("me.odd")
+    assert report.binaries == 1
+    assert "ZeroDivisionError: odd" in report.failures[0]
+
+
+def test_a_refusal_is_reported(compiled):
+    with minblas.options(variant="gemv"):
+        report = warmup([(64, 64, 64)], workers=0)
+    assert "one of them at most 4" in report.failures[0]
+
+
+def test_loading_on_a_gpu(compiled, monkeypatch):
+    loaded = []
+
+    def prepare(variant, problem, tile, arch, device):
+        loaded.append((variant.name, tile))
+        if problem.k == 640:
+            raise RuntimeError("no room for the module")
+
+    monkeypatch.setattr(launch, "prepare", prepare)
+    arch = minblas.explain(64, 64, 64).arch
+    monkeypatch.setattr("minblas.device.arch_of", lambda device: arch)
+    report = warmup([(512, 512, 512), (512, 512, 1024), (512, 512, 640)], device="cuda:0", workers=0)
+    assert report.device == "cuda:0"
+    assert report.loaded >= 1
+    assert len(loaded) <= 3
+    assert "loaded in" in str(report)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, "64", 64), (64, 64, 64.0)])
+def test_shapes_that_are_none(shape):
+    with pytest.raises(errors.ArgumentError, match="a shape is"):
+        warmup([shape], workers=0)
+
+
+def test_in_worker_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    report = warmup([(64, 64, 64), (65, 65, 65), (1, 512, 512)], dtype="fp16", workers=1)
+    assert report.failures == ()
+    assert report.binaries >= 3
+    assert len(list(tmp_path.rglob("*.cubin"))) == report.binaries
