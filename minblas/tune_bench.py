@@ -47,8 +47,7 @@ class DeviceBench:
         self._oracle: Oracle | None = None
         self._scalars = scalars(problem)
         self._sets: list[Slots] = []
-        exact = device.type == "cpu" or exact_affordable(problem, self._arch)
-        self._exact = exact
+        self._exact = device.type == "cpu" or exact_affordable(problem, self._arch)
 
     def prepare(self, pick: Pick) -> Prepared:
         """Compiled, loaded and ready."""

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
 
 
-def pytest_report_header() -> str:
+def pytest_report_collectionfinish() -> str:
     """One line about what is left out, or what is used."""
     if not torch.cuda.is_available():
         return "tests/gpu: left out, there is no CUDA device"

@@ -35,12 +35,13 @@ def tensors(problem: GemmProblem, slots: Slots) -> dict[str, torch.Tensor]:
 
 
 def case_of(problem: GemmProblem, variant: str | None = None, tile: TileConfig | None = None, **keywords: float) -> Case:
-    """What the runtime picks for a problem (or the variant's first legal tile), as a case."""
+    """What the runtime picks for a problem (or the variant's first legal tile of moderate size), as a case."""
     arch = gpu_arch()
     if variant is None:
         selection = dispatch.select(problem, DEVICE)
         return Case(dispatch.get(selection.variant), problem, selection.tile, arch, **keywords)
     chosen = catalog.get(variant)
     if tile is None and chosen.recipe is not None:
-        tile = next(tile for tile in chosen.space(problem, arch) if chosen.refusal(problem, arch, tile) is None)
+        moderate = [tile for tile in chosen.space(problem, arch) if tile.block_m * tile.block_n <= 64 * 32 * tile.num_warps]
+        tile = next(tile for tile in moderate if chosen.refusal(problem, arch, tile) is None)
     return Case(chosen, problem, tile, arch, **keywords)

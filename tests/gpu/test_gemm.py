@@ -64,7 +64,7 @@ def test_a_column_of_a_matrix_of_more_than_2_31_elements():
     column = wide[:, 3:4]
     column.copy_(torch.randn(16909322, 1, device=DEVICE))
     exact = column.double().square().sum()
-    assert abs(float(minblas.mm(column.T, column)) - exact) <= 1e-5 * exact
+    assert abs(float(minblas.mm(column.T, column)) - exact) <= 2 * math.sqrt(column.shape[0]) * 2**-24 * exact
     tall = minblas.gemm(column, torch.full((1, 2), 2.0, device=DEVICE))
     assert torch.equal(tall, (2 * column).expand(-1, 2))
 
