@@ -29,12 +29,13 @@ _POISON_INTEGER: Final = {1: 0xA5, 2: 0x5A5A, 4: 0x5A5A5A5A, 8: 0x5A5A5A5A5A5A5A
 
 #: Largest relative error of one product caused by rounding its fp32 inputs, before anything is summed.
 #: tf32: a and b each keep 11 significant bits, rounded to nearest: 2^-11 each.
-#: bf16x3: a = hi + lo in bf16 leaves 2^-18 of each input, and lo * lo (2^-18) is dropped. bf16x6: three parts leave 2^-27 each and
-#: drop two cross terms of 2^-27. tf32x3: the low part is cut to 11 bits (2^-21 of each input) and lo * lo (2^-22) is dropped.
+#: bf16 keeps 8 bits: a part leaves 2^-8 of what it stands for. bf16x3: a = hi + lo leaves 2^-16 of each input, and lo * lo (2^-16)
+#: is dropped. bf16x6: three parts leave 2^-24 of each input, and the two cross terms of 2^-24 are dropped. tf32x3: the low part is
+#: cut to 11 bits (2^-21 of each input) and lo * lo (2^-22) is dropped.
 PRODUCT_ERROR: Final[dict[str, float]] = {
     "tf32": 2 * 2**-11,
-    "bf16x3": 3 * 2**-18,
-    "bf16x6": 4 * 2**-27,
+    "bf16x3": 3 * 2**-16,
+    "bf16x6": 4 * 2**-24,
     "tf32x3": 2.5 * 2**-21,
 }
 
@@ -332,9 +333,10 @@ def _overflowed(stored: torch.Tensor, reference: torch.Tensor, bound: torch.Tens
     """Elements that are rightly beyond the output type's range: a value within the bound rounds to what was stored."""
     if not stored.is_floating_point():
         return torch.zeros_like(reference, dtype=torch.bool)
-    extreme = (reference + reference.sign() * bound).to(stored.dtype)
-    beyond = reference.isfinite() & ~extreme.isfinite()
-    return beyond & ((stored == extreme) | (stored.isnan() & extreme.isnan()))
+    right = torch.zeros_like(reference, dtype=torch.bool)
+    for extreme in ((reference + bound).to(stored.dtype), (reference - bound).to(stored.dtype)):
+        right |= ~extreme.isfinite() & ((stored == extreme) | (stored.isnan() & extreme.isnan()))
+    return right & reference.isfinite()
 
 
 def _unwritten(problem: GemmProblem, slots: Mapping[str, torch.Tensor], wrong: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kernel_zoo.spec import FP32_PRECISIONS, VECTOR_BYTES, Arch, GemmProblem, Operand, Refusal, TileConfig
+from kernel_zoo.spec import FP32_PRECISIONS, INT32_MAX, VECTOR_BYTES, Arch, GemmProblem, Operand, Refusal, TileConfig
 
 FLOAT_INPUTS: Final = ("fp16", "bf16", "fp32")
+EPILOGUE_REGISTERS: Final = 235
 TMA_BOX: Final = 256  # a TMA box has at most 256 elements a side
 
 
@@ -56,8 +57,35 @@ def address_limit(problem: GemmProblem, tile: TileConfig, limit: int = 190) -> R
         accesses = side * tile.block_k * operand.itemsize / threads / width
         needed += accesses * (4 if width < 4 or (fma and width < VECTOR_BYTES) else 2)
     if needed > limit:
-        given = f"reading lines aligned to {min(problem.a.line_align, problem.b.line_align)} bytes takes about {needed:.0f} registers"
+        aligned = min(problem.a.line_align, problem.b.line_align)
+        given = f"reading lines aligned to {aligned} bytes takes about {needed:.0f} registers"
         return Refusal("registers", given, f"at most {limit}: a smaller block_k or more warps")
+    return None
+
+
+def full_reads(problem: GemmProblem) -> list[Operand]:
+    """What the epilogue reads element by element: C, and a bias that varies along both dimensions."""
+    read = (problem.epilogue.c, problem.epilogue.bias)
+    return [operand for operand in read if operand is not None and min(operand.strides[1:]) > 0]
+
+
+def epilogue_limit(problem: GemmProblem, tile: TileConfig, pieces: int = 1, *, stores_pointers: bool = True) -> Refusal | None:
+    """The epilogue works on the accumulator a piece at a time; C, a full bias, gelu's and the store's addresses come on top.
+
+    The weights are fitted to what ptxas allocates on sm_90; past the limit it spills.
+    """
+    threads = 32 * tile.num_warps
+    accumulator = tile.block_m * tile.block_n / threads
+    piece = accumulator / pieces
+    extra = [piece if problem.epilogue.activation == "gelu" else 0.0]
+    for operand in full_reads(problem):
+        accesses = piece * operand.itemsize / max(operand.itemsize, operand.line_align)
+        extra += [piece * operand.itemsize / 4 + 2 * accesses]
+    if stores_pointers:
+        extra.append(2 * piece * problem.out.itemsize / max(problem.out.itemsize, problem.out.line_align))
+    needed = accumulator + max(extra)
+    if needed > EPILOGUE_REGISTERS:
+        return Refusal("registers", f"the epilogue takes about {needed:.0f} registers a thread", f"at most {EPILOGUE_REGISTERS}")
     return None
 
 
@@ -83,7 +111,7 @@ def tma_operand(name: str, operand: Operand, arch: Arch) -> Refusal | None:
     if operand.line_align < VECTOR_BYTES:
         given = f"{name}'s lines start at multiples of {operand.line_align} bytes (leading dimension {operand.leading})"
         return Refusal("alignment", given, f"multiples of {VECTOR_BYTES} bytes (TMA)")
-    if max(operand.rows, operand.cols) >= 2**31:
+    if max(operand.rows, operand.cols) > INT32_MAX:
         return Refusal("size", f"{name} is {operand.rows} x {operand.cols}", "dimensions under 2^31 (TMA coordinates are 32-bit)")
     return None
 
@@ -125,6 +153,7 @@ def one_pass(problem: GemmProblem, tile: TileConfig, arch: Arch, registers: int 
             mma_tile(problem, tile),
             register_limit(tile),
             address_limit(problem, tile, registers),
+            epilogue_limit(problem, tile),
             shared_memory_limit(problem, tile, arch),
         )
     )

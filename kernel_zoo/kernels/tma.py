@@ -15,7 +15,20 @@ from typing import Final
 
 from kernel_zoo.kernels import _args, _rules, _tiles
 from kernel_zoo.kernels._device import descriptor_product, finish, store_tile, tile_order
-from kernel_zoo.spec import Arch, Argument, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant, cdiv, next_pow2
+from kernel_zoo.spec import (
+    VECTOR_BYTES,
+    Arch,
+    Argument,
+    GemmCall,
+    GemmProblem,
+    KernelCall,
+    Operand,
+    Refusal,
+    TileConfig,
+    Variant,
+    cdiv,
+    next_pow2,
+)
 from kernel_zoo.triton_compat import tl, triton
 
 
@@ -121,29 +134,41 @@ def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     )
 
 
-def stores_through_tma(problem: GemmProblem, tile: TileConfig, arch: Arch) -> bool:
-    """The output goes through a descriptor where one fits it and its rows are contiguous in the kernel's orientation."""
-    out = problem.out.T if tile.knob("swap") else problem.out
-    return out.layout == "n" and _rules.tma_operand("out", out, arch) is None
+def stores_through_tma(out: Operand, arch: Arch) -> bool:
+    """Whether the output, in the kernel's orientation, can go through a descriptor.
+
+    The copy engine writes whole 16-byte units: a row that ends inside one would have the bytes beside it overwritten (seen on an H200).
+    """
+    whole_units = out.cols * out.itemsize % VECTOR_BYTES == 0
+    return out.layout == "n" and whole_units and _rules.tma_operand("out", out, arch) is None
 
 
 def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
-    """One pass over K; boxes within the copy engine's limits; the store's staging beside the pipeline."""
+    """One pass over K; boxes within the copy engine's limits; the epilogue within registers, its staging beside the pipeline."""
     if tile.split_k != 1:
         return Refusal("tile", f"split_k is {tile.split_k}", "1: this variant sums K in one program")
     subtile = tile.knob("subtile", 1)
     if subtile not in (1, 2) or tile.block_n // subtile < 16:
         return Refusal("tile", f"subtile is {subtile} for block_n {tile.block_n}", "1 or 2, and pieces of at least 16 columns")
-    staged = stores_through_tma(problem, tile, arch)
-    staging = tile.block_m * (tile.block_n // subtile) * problem.out.itemsize if staged else 0
+    staged = stores_through_tma(problem.out.T if tile.knob("swap") else problem.out, arch)
     return _rules.first(
         (
             _rules.mma_tile(problem, tile),
             _rules.tma_box(problem, tile),
             _rules.register_limit(tile),
-            _rules.shared_memory_limit(problem, tile, arch, staging),
+            _rules.epilogue_limit(problem, tile, subtile, stores_pointers=not staged),
+            _rules.shared_memory_limit(problem, tile, arch, epilogue_staging(problem, tile)),
         )
     )
+
+
+def epilogue_staging(problem: GemmProblem, tile: TileConfig) -> int:
+    """Shared memory that the epilogue takes beside the pipeline: the result, or C, on its way between layouts."""
+    piece = tile.block_m * tile.block_n // tile.knob("subtile", 1)
+    loads = sum(piece * operand.itemsize for operand in _rules.full_reads(problem))
+    stored = piece * problem.out.itemsize
+    # A flattened loop keeps these loads in flight for several stages, too.
+    return loads * tile.num_stages + stored if tile.knob("flatten") else max(loads, stored)
 
 
 #: Resident programs: (block_m, block_n, block_k, num_stages, num_warps) and the (flatten, subtile) pairs that ever won for it.
@@ -224,7 +249,7 @@ def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
     """One launch; resident programs where the tile says so."""
     view = call.swapped() if tile.knob("swap") else call
     subtile, persistent = tile.knob("subtile", 1), tile.knob("persistent")
-    out_tma = view.out.operand.layout == "n" and _rules.tma_operand("out", view.out.operand, call.arch) is None
+    out_tma = stores_through_tma(view.out.operand, call.arch)
     out: Argument = _args.descriptor(view.out, tile.block_m, tile.block_n // subtile, view.batch) if out_tma else view.out
     total = cdiv(view.m, tile.block_m) * cdiv(view.n, tile.block_n) * view.batch
     resident = call.arch.sm_count * _tiles.occupancy(view.a.operand.itemsize, tile, call.arch)
