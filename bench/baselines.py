@@ -1,50 +1,24 @@
-"""The rivals: what PyTorch itself does with the same operands in the same memory."""
+"""minblas.gemm and torch.matmul as a user calls them, bound to the same operands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kernel_zoo.matrices import matrix
 from kernel_zoo.spec import GemmProblem
+from minblas.rival import MATMUL, Launch
 
 if TYPE_CHECKING:
     import torch
-
-Launch = Callable[[], object]
-
-_MATMUL: Final = ("fp16", "bf16", "fp32", "fp64")
-
-
-def torch_product(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> Launch | None:
-    """torch's own product of the slots, bound and ready to launch; None where torch has none for the problem.
-
-    16-bit, fp32 and fp64 go to torch.matmul with `out=`, int8 to torch._int_mm and fp8 to torch._scaled_mm with scales of 1.
-    """
-    import torch
-
-    if not problem.epilogue.plain or problem.k == 0:
-        return None
-    a, b, out = (matrix(slots[name], problem.operands[name], problem.batch) for name in ("A", "B", "OUT"))
-    if problem.batch == 1:
-        a, b, out = a[0], b[0], out[0]
-    if problem.dtype in _MATMUL and out.dtype == a.dtype:
-        return partial(torch.matmul, a, b, out=out)
-    if problem.dtype == "int8" and problem.batch == 1 and problem.m > 16:
-        return partial(torch._int_mm, a, b, out=out)
-    if problem.dtype.startswith("fp8") and problem.batch == 1 and problem.layout == "nt":
-        one = torch.ones((), device=a.device)
-        return partial(torch._scaled_mm, a, b, one, one, out_dtype=out.dtype, out=out)
-    return None
 
 
 def eager_torch(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> Launch | None:
     """torch.matmul as a user calls it, the result allocated by torch."""
     import torch
 
-    if problem.dtype not in _MATMUL or problem.k == 0:
+    if problem.dtype not in MATMUL or problem.k == 0:
         return None
     a, b = operands(problem, slots)
     return partial(torch.matmul, a, b)
@@ -62,20 +36,3 @@ def operands(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> tuple[t
     """A and B as a caller holds them: 2-D unless there is a batch."""
     a, b = (matrix(slots[name], problem.operands[name], problem.batch) for name in ("A", "B"))
     return (a[0], b[0]) if problem.batch == 1 else (a, b)
-
-
-@contextmanager
-def torch_precision(precision: str) -> Iterator[None]:
-    """Let torch form fp32 products as the problem asks ("ieee" or "tf32"); put back what was set."""
-    import torch
-
-    if precision not in ("ieee", "tf32"):
-        yield
-        return
-    setting = torch.backends.cuda.matmul
-    before = setting.fp32_precision
-    setting.fp32_precision = precision
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before

@@ -15,7 +15,7 @@ from bench import baselines
 from bench.records import ShapeResult
 from heuristics.choose import Selection
 from kernel_zoo.spec import GemmProblem
-from minblas import dispatch, launch, timing
+from minblas import dispatch, launch, rival, timing
 from minblas.buffers import Bank
 from minblas.device import arch_of
 from minblas.errors import NoVariantError
@@ -138,7 +138,7 @@ def _measure(problem: GemmProblem, selection: Selection, rig: Rig) -> dict[str, 
     if fault:
         return found | {"status": "wrong", "message": fault}
     sets = rig.bank.sets(problem)
-    with baselines.torch_precision(problem.precision) if rig.device.type == "cuda" else nullcontext():
+    with rival.torch_precision(problem.precision) if rig.device.type == "cuda" else nullcontext():
         found |= _times(problem, prepared, sets, rig)
         if rig.options.eager:
             found |= _eager_times(problem, sets[0], rig.device)
@@ -158,8 +158,8 @@ def _fault(problem: GemmProblem, prepared: launch.Prepared, device: torch.device
 
 def _times(problem: GemmProblem, prepared: launch.Prepared, sets: Sequence[dict[str, torch.Tensor]], rig: Rig) -> dict[str, Any]:
     """Device time of ours and torch's, interleaved."""
-    rivals = [baselines.torch_product(problem, slots) for slots in sets]
-    launches = [rival for rival in rivals if rival is not None]
+    rivals = [rival.torch_product(problem, slots) for slots in sets]
+    launches = [product for product in rivals if product is not None]
     runs: list[timing.Run] = [lambda i: prepared(sets[i], 1.0, 0.0)]
     if launches:
         runs.append(lambda i: _launch(launches[i]))
@@ -172,9 +172,9 @@ def _times(problem: GemmProblem, prepared: launch.Prepared, sets: Sequence[dict[
     return found
 
 
-def _launch(rival: baselines.Launch) -> None:
+def _launch(product: rival.Launch) -> None:
     """Launch; the result is in the buffers' own OUT."""
-    rival()
+    product()
 
 
 def _eager_times(problem: GemmProblem, slots: dict[str, torch.Tensor], device: torch.device) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _eager_times(problem: GemmProblem, slots: dict[str, torch.Tensor], device: t
     return best
 
 
-def _wall_us(call: baselines.Launch, device: torch.device) -> float:
+def _wall_us(call: rival.Launch, device: torch.device) -> float:
     """Microseconds of one call in a row of calls, the device's work included."""
     wait = _waiter(device)
     call()

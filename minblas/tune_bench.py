@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from kernel_zoo.kernels import aten
 from kernel_zoo.spec import GemmProblem, Variant
 from minblas import launch
 from minblas.buffers import Bank, Slots, scalars
 from minblas.device import arch_of
 from minblas.oracle import Oracle, exact_affordable
+from minblas.rival import torch_precision, torch_product
 from minblas.timing import CudaEngine, Engine, Timing, time_interleaved
 from minblas.tune_shape import Pick
 
@@ -75,9 +75,20 @@ class DeviceBench:
         runs = [self._run(each) for each in prepared]
         return time_interleaved(runs, sets=len(self._sets), rounds=rounds, target_us=target_us, estimates=estimates, engine=engine)
 
-    def torch(self) -> Prepared:
-        """torch's own product."""
-        return launch.prepare(self._variants.get("aten", aten.VARIANT), self.problem, None, self._arch, self._device)
+    def torch(self) -> Prepared | None:
+        """torch's own product, straight into out; None where torch has none for the problem."""
+        if not self._sets:
+            assert self._bank is not None
+            self._sets = self._bank.sets(self.problem)
+        if torch_product(self.problem, self._sets[0]) is None:
+            return None
+
+        def run(slots: Mapping[str, Any], alpha: float, beta: float) -> None:
+            product = torch_product(self.problem, slots)
+            if product is not None:
+                product()
+
+        return run
 
     def lost(self) -> bool:
         """An error that stays: nothing can be launched any more."""
@@ -135,23 +146,3 @@ class CpuBenches:
     def open(self, problem: GemmProblem) -> Iterator[DeviceBench]:
         """A bench."""
         yield DeviceBench(problem, self._variants, self._device)
-
-
-_TORCH_PRECISION: Final = {"ieee": "ieee", "tf32": "tf32"}
-
-
-@contextlib.contextmanager
-def torch_precision(precision: str) -> Iterator[None]:
-    """Let torch's own fp32 products be formed as the problem's are, for a rival that does the same work."""
-    import torch
-
-    if precision not in _TORCH_PRECISION:
-        yield
-        return
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = _TORCH_PRECISION[precision]
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before

@@ -137,7 +137,7 @@ def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
 def stores_through_tma(out: Operand, arch: Arch) -> bool:
     """Whether the output, in the kernel's orientation, can go through a descriptor.
 
-    The copy engine writes whole 16-byte units: a row that ends inside one would have the bytes beside it overwritten (seen on an H200).
+    The copy engine writes whole 16-byte units: where a row ends inside one, the bytes beside it are overwritten (seen on an H200).
     """
     whole_units = out.cols * out.itemsize % VECTOR_BYTES == 0
     return out.layout == "n" and whole_units and _rules.tma_operand("out", out, arch) is None
@@ -190,8 +190,12 @@ _SINGLE: Final = {
     (128, 128, 64, 3, 8): 1,
     (64, 128, 128, 3, 4): 1,
     (64, 128, 64, 4, 4): 1,
+    (64, 128, 64, 6, 4): 1,
     (128, 64, 128, 3, 4): 1,
     (128, 64, 64, 4, 4): 1,
+    (128, 64, 64, 6, 4): 1,
+    (128, 128, 64, 6, 8): 1,
+    (64, 64, 128, 6, 4): 1,
     (64, 64, 128, 4, 4): 1,
     (64, 64, 128, 3, 4): 1,
     (64, 64, 64, 4, 4): 1,

@@ -11,6 +11,7 @@ from heuristics.archs import get_arch
 from kernel_zoo.catalog import VARIANTS
 from kernel_zoo.reference import make_slots
 from kernel_zoo.spec import Epilogue, GemmProblem
+from minblas import rival
 
 CPU = torch.device("cpu")
 
@@ -124,7 +125,7 @@ def test_a_broken_variant_does_not_hide_the_others(monkeypatch):
 def test_the_rival_computes_the_same_product(dtype, layout, batch):
     problem = GemmProblem.of(24, 40, 56, dtype, layout, batch=batch)
     slots = make_slots(problem, seed=1)
-    baselines.torch_product(problem, slots)()
+    rival.torch_product(problem, slots)()
     a, b = baselines.operands(problem, slots)
     from kernel_zoo.matrices import matrix
 
@@ -164,11 +165,11 @@ def test_a_lost_device_ends_the_sweep(plans, monkeypatch):
 
 def test_there_is_no_rival_for_an_epilogue():
     problem = GemmProblem.of(8, 8, 8, epilogue=Epilogue(activation="relu"))
-    assert baselines.torch_product(problem, make_slots(problem)) is None
+    assert rival.torch_product(problem, make_slots(problem)) is None
 
 
 def test_torch_precision_is_put_back():
     before = torch.backends.cuda.matmul.fp32_precision
-    with baselines.torch_precision("tf32"):
+    with rival.torch_precision("tf32"):
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert torch.backends.cuda.matmul.fp32_precision == before
