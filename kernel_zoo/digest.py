@@ -25,12 +25,22 @@ def digest(functions: Iterable[Any]) -> str:
         if name in trees:
             continue
         tree = _tree(plain)
-        trees[name] = ast.dump(tree) if tree is not None else name
+        trees[name] = _dump(tree) if tree is not None else name
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} if tree is not None else set()
         reachable = getattr(plain, "__globals__", {})
         queue.extend(reachable[name] for name in sorted(names) if _is_own_device_function(reachable.get(name)))
     text = "\n".join(f"{name}: {trees[name]}" for name in sorted(trees))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _dump(node: Any) -> str:
+    """A syntax tree as text that is the same in every Python version: empty fields, which versions add and drop, are left out."""
+    if isinstance(node, ast.AST):
+        fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+        return f"{type(node).__name__}({', '.join(f'{name}={_dump(value)}' for name, value in fields)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_dump, node))}]"
+    return repr(node)
 
 
 def _is_own_device_function(value: Any) -> bool:

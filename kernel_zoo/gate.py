@@ -135,7 +135,8 @@ def _instruction_faults(row: GateRow, recipe: Recipe, found: Iterable[Resources]
     descriptors = any(isinstance(arg, Descriptor) for call in recipe.calls for arg in call.args)
     if descriptors and "tma" not in kinds:
         yield "no TMA copies although operands are given as descriptors"
-    if not descriptors and family in ("wgmma", "mma") and tile.num_stages > 1 and _vectorised(problem) and "cp.async" not in kinds:
+    loops = tile.num_stages > 1 and problem.k >= 2 * tile.block_k * tile.split_k  # a single block is not pipelined
+    if not descriptors and family in ("wgmma", "mma") and loops and _vectorised(problem) and "cp.async" not in kinds:
         yield "no asynchronous copies although every operand is aligned"
 
 

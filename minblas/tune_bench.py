@@ -84,7 +84,7 @@ class DeviceBench:
             return None
 
         def run(slots: Mapping[str, Any], alpha: float, beta: float) -> None:
-            product = torch_product(self.problem, slots)
+            product = torch_product(self.problem, slots, alpha, beta)
             if product is not None:
                 product()
 

@@ -1,5 +1,7 @@
 """The sweep's own logic, on CPU tensors and with an engine that counts instead of measuring."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from rich.console import Console
@@ -9,9 +11,10 @@ from bench import baselines, records, run, small, sweep
 from bench.records import CLASSES
 from heuristics.archs import get_arch
 from kernel_zoo.catalog import VARIANTS
-from kernel_zoo.reference import make_slots
-from kernel_zoo.spec import Epilogue, GemmProblem
+from kernel_zoo.reference import make_slots, verify
+from kernel_zoo.spec import Epilogue, GemmProblem, Operand
 from minblas import rival
+from minblas.buffers import scalars
 
 CPU = torch.device("cpu")
 
@@ -131,6 +134,22 @@ def test_the_rival_computes_the_same_product(dtype, layout, batch):
 
     out = matrix(slots["OUT"], problem.out, problem.batch)
     torch.testing.assert_close(out if batch > 1 else out[0], a @ b)
+
+
+C, BIAS = Operand.dense("fp32", 24, 40), Operand("fp32", 24, 40, (0, 0, 1))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("epilogue", [Epilogue("x", "x", C), Epilogue("1", "1", C), Epilogue("x"), Epilogue("x", bias=BIAS)])
+def test_the_rival_computes_the_same_sum(epilogue, batch):
+    if epilogue.c is not None:
+        epilogue = replace(epilogue, c=Operand.dense("fp32", 24, 40, batch=batch))
+    problem = GemmProblem.of(24, 40, 56, "fp32", batch=batch, epilogue=epilogue)
+    slots = make_slots(problem, seed=1)
+    alpha, beta = scalars(problem)
+    rival.torch_product(problem, slots, alpha, beta)()
+    verdict = verify(problem, slots, alpha, beta)
+    assert verdict.ok, verdict.message
 
 
 def test_a_whole_sweep_writes_its_files_and_sums_up(monkeypatch, tmp_path):
