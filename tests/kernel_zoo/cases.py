@@ -106,7 +106,7 @@ def bias_operand(kind: str, dtype: str, m: int, n: int, batch: int, align: str =
     """A bias as a row ("n"), a column ("m"), a matrix ("mn"), a number ("1") or a row per matrix of the batch ("bn")."""
     if kind == "none":
         return None
-    strides = {"n": (0, 0, 1), "m": (0, 1, 0), "mn": (m * n + 1, n + 1, 1), "1": (0, 0, 0), "bn": (n, 0, 1)}[kind]
+    strides = {"n": (0, 0, 1), "m": (0, 1, 0), "mn": (m * (n + 1) + 1, n + 1, 1), "1": (0, 0, 0), "bn": (n, 0, 1)}[kind]
     itemsize = Operand.dense(dtype, 1, 1).itemsize
     return Operand(dtype, m, n, (strides[0] if batch > 1 else 0, *strides[1:]), 16 if align == "16" else itemsize)
 

@@ -33,3 +33,22 @@ def test_every_knob_and_every_input_type_a_variant_takes_is_among_its_cases(vari
     assert {case.problem.epilogue.activation for case in cases} == set(PARAMETERS["activation"])
     assert any(case.problem.batch > 1 for case in cases)
     assert any(case.problem.epilogue.c is not None for case in cases)
+
+
+def elements_are_distinct(operand, batch):
+    """Whether dims that vary (stride other than 0) reach every element by one index only."""
+    reach = 0
+    varying = [(stride, size) for size, stride in zip((batch, operand.rows, operand.cols), operand.strides, strict=True) if stride and size > 1]
+    for stride, size in sorted(varying):
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+@pytest.mark.parametrize("variant", catalog.VARIANTS, ids=lambda variant: variant.name)
+def test_no_two_elements_of_a_case_share_memory(variant):
+    """Filling shared elements is a race on a GPU: two runs from one seed would not have the same inputs."""
+    for case in covering(variant).cases:
+        for name, operand in case.problem.operands.items():
+            assert elements_are_distinct(operand, case.problem.batch), f"{name} of {case.describe()}"

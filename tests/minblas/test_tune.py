@@ -96,7 +96,8 @@ def test_winners_go_into_the_table(files):
     json.dumps(report.as_dict())
 
 
-def test_the_next_call_gets_the_winner(files, monkeypatch):
+def test_the_next_call_gets_the_winner(files, monkeypatch, tmp_path):
+    monkeypatch.setattr(store, "PACKAGED", tmp_path / "empty")
     before = minblas.explain(512, 512, 512)
     monkeypatch.setenv("MINBLAS_TABLE", str(files["table"]))
     tune(SHAPES[:1], benches=Benches(lambda pick: pick.variant == "persistent"), **files)
