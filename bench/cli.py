@@ -112,6 +112,11 @@ def explain(
     arch: ArchName = None,
     variant: Annotated[str | None, typer.Option(help="Force this variant.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Never this variant; may be given again.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of fp32 products: ieee, tf32, bf16x3, ...")] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Only what repeats bit for bit.")] = False,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="A row's bits do not depend on M or the batch.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say which variant and tile a product gets, by which rung, and what the others were refused for. Needs no GPU."""
@@ -122,7 +127,8 @@ def explain(
         # fmt: off
         selection = minblas.explain(
             m, n, k, dtype=dtype, layout=layout, batch=batch, out_dtype=out_dtype, beta=beta, bias=bias, activation=activation,
-            arch=arch, variant=variant,
+            arch=arch, variant=variant, precision=precision, deterministic=deterministic or None,
+            batch_invariant=batch_invariant or None,
         )
         # fmt: on
         if arch is None and has_gpu():
@@ -191,6 +197,7 @@ def tune(
     suite: Annotated[list[str] | None, typer.Option(help="A suite or group; may be given again.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the sizes (bf16 by default); of a suite: keep this dtype.")] = None,
     layout: Layout = "nn",
+    batch: Annotated[int, typer.Option(min=1, help="Of the sizes.")] = 1,
     variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be given again.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many shapes, spread over the classes.")] = None,
     budget: Annotated[float | None, typer.Option(min=1, help="Stop after so many seconds.")] = None,
@@ -200,9 +207,10 @@ def tune(
     workers: Annotated[int | None, typer.Option(min=0, help="Compile processes; one per CPU by default.")] = None,
     aten: Annotated[bool, typer.Option("--aten", help="PyTorch's own product competes too.")] = False,
     verify_only: Annotated[bool, typer.Option("--verify-only", help="Check the candidates, time nothing; works on a CPU.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure candidates on this GPU and write the winners into a table."""
+    """Measure candidates on this GPU and write the winners into a table; exit code 1 where a candidate's result was wrong."""
     import minblas
     from bench import run
     from minblas.shapes import problem_of
@@ -210,7 +218,7 @@ def tune(
     with told():
         if bool(sizes) == bool(suite):
             raise ValueError("tuning needs sizes (M N K) or --suite, one of the two")
-        problems = [problem_of(triple, dtype or "bf16", layout) for triple in _triples(sizes)] if sizes else []
+        problems = [problem_of((batch, *triple), dtype or "bf16", layout) for triple in _triples(sizes)] if sizes else []
         if suite:
             request = run.Request(suites=tuple(suite), dtype=dtype, limit=limit)
             problems = [problem for _, problem in run.select_cases(request)]
@@ -221,7 +229,7 @@ def tune(
             top_k=top_k,
             resume=resume,
             table=table,
-            progress=not as_json,
+            progress=not (quiet or as_json),
             include_aten=aten,
             verify_only=verify_only,
             workers=workers,

@@ -9,9 +9,10 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from minblas.environment import version as installed_version
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +35,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def version(distribution: str) -> str:
     """The installed version; "not installed" where there is none, "source" for the project run from its folder."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "source" if distribution == "minblas" else "not installed"
+    return installed_version(distribution) or ("source" if distribution == "minblas" else "not installed")
 
 
 def commit() -> str:
@@ -97,7 +95,9 @@ def _triton_minor() -> Finding | None:
     found = version("triton")
     if found == "not installed":
         return None
-    tested = found.startswith(("3.6.", "3.7."))
+    from kernel_zoo.triton_compat import is_tested
+
+    tested = is_tested(found)
     remedy = "" if tested else "kernels run through triton's own launch; tested: 3.6 and 3.7 (pip install 'triton>=3.6,<3.8')"
     return Finding("triton is a tested version", tested, found, remedy)
 

@@ -91,6 +91,11 @@ class ShapeResult:
         return f"{self.dtype} {self.precision}".strip()
 
 
+def one_line(error: Exception) -> str:
+    """An error as a row's message: its type and what it says, not without end."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+
+
 def _extras(problem: GemmProblem) -> str:
     """What a problem has beyond a product in its inputs' dtype, e.g. "-> fp32, beta C, bias, gelu"."""
     epilogue = problem.epilogue

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from bench.records import ShapeResult
+from bench.records import ShapeResult, one_line
 from heuristics.choose import ForcedVariantError, Policy, Selection, choose
 from kernel_zoo.spec import Arch, Epilogue, GemmProblem, Operand, Variant
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from heuristics.table import HeuristicTable
-
-_SCALARS: Final = {"0": 0.0, "1": 1.0, "x": 1.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +93,7 @@ def check_all(
                 case.problem, "small", status="unserved", message=str(error.refusal.sentence), variant=case.variant
             )
         except Exception as error:  # a broken variant must not hide the others' results
-            message = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-            yield ShapeResult.of(case.problem, "small", status="failed", message=message, variant=case.variant or None)
+            yield ShapeResult.of(case.problem, "small", status="failed", message=one_line(error), variant=case.variant or None)
 
 
 def _check(case: Case, selection: Selection, variants: Sequence[Variant], arch: Arch, seed: int) -> ShapeResult:
@@ -104,9 +101,10 @@ def _check(case: Case, selection: Selection, variants: Sequence[Variant], arch: 
 
     from kernel_zoo.reference import make_slots, verify
     from minblas import launch
+    from minblas.buffers import scalars
 
     problem = case.problem
-    alpha, beta = _SCALARS[problem.epilogue.alpha], _SCALARS[problem.epilogue.beta]
+    alpha, beta = scalars(problem)
     variant = next(variant for variant in variants if variant.name == selection.variant)
     slots = make_slots(problem, seed=seed)
     launch.prepare(variant, problem, selection.tile, arch, torch.device("cpu"), forced=True)(slots, alpha, beta)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from bench import baselines
-from bench.records import ShapeResult
+from bench.records import ShapeResult, one_line
 from heuristics.choose import Selection
 from kernel_zoo.spec import GemmProblem
 from minblas import dispatch, launch, rival, timing
 from minblas.buffers import Bank
-from minblas.device import arch_of
+from minblas.device import arch_of, is_lost
 from minblas.errors import NoVariantError
 from minblas.oracle import Oracle, exact_affordable
 
@@ -109,7 +109,7 @@ def sweep(
             return
         result = measure(plan, rig)
         yield result
-        if result.status == "failed" and _lost(device):
+        if result.status == "failed" and is_lost(device):
             return
 
 
@@ -127,7 +127,7 @@ def measure(plan: Plan, rig: Rig) -> ShapeResult:
     try:
         found |= _measure(problem, selection, rig)
     except Exception as error:  # a sweep reports a shape that cannot be compiled or launched and goes on to the next
-        found |= {"status": "failed", "message": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
+        found |= {"status": "failed", "message": one_line(error)}
     return ShapeResult.of(problem, plan.suite, **found)
 
 
@@ -210,12 +210,3 @@ def _waiter(device: torch.device) -> Callable[[], None]:
     import torch
 
     return lambda: torch.cuda.synchronize(device)
-
-
-def _lost(device: torch.device) -> bool:
-    """A fault on the device fails every later call of this process."""
-    try:
-        _waiter(device)()
-    except RuntimeError:
-        return True
-    return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -201,10 +201,6 @@ class HeuristicTable:
                 found.append((far, order, entry))
         found.sort(key=lambda item: item[:2])
         return [(far, entry) for far, _, entry in found[:count]]
-
-    def with_entries(self, entries: tuple[TableEntry, ...]) -> HeuristicTable:
-        """The same table with other rows."""
-        return replace(self, entries=entries)
 
     @cached_property
     def _index(self) -> dict[ProblemKey, TableEntry]:

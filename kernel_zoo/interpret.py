@@ -3,8 +3,8 @@
 The interpreter executes a kernel's Python on numpy arrays. Three of its habits are worked around here rather than in the
 kernels: bf16 and fp8 arithmetic acts on raw bits, so such operands are widened to fp32 and the result is rounded to nearest
 even afterwards; library helpers (tl.sum, tl.cdiv, ...) cannot be called by an interpreted kernel unless triton was imported
-under TRITON_INTERPRET, so they are interpreted too; and none of it is thread-safe, so one lock is held. The only module of the
-zoo that uses torch.
+under TRITON_INTERPRET, so they are interpreted too; and none of it is thread-safe, so one lock is held, which whoever compiles in
+the same process takes too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from kernel_zoo.build import specialise
 from kernel_zoo.spec import Descriptor, KernelCall, Recipe, Scalar, View
 
 LOCK: Final = threading.RLock()
@@ -61,6 +62,7 @@ def _widen(tensor: torch.Tensor) -> torch.Tensor:
 def _launch(call: KernelCall, host: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
     from triton.runtime.interpreter import InterpretedFunction
 
+    specialise(call)  # refuses what the compiler would: the interpreter drops constants it does not know
     constants = dict(call.constants)
     if constants.get("PRECISION") in ("bf16x3", "bf16x6", "tf32x3"):
         constants["PRECISION"] = "ieee"  # emulations of fp32 that the interpreter lacks

@@ -1,7 +1,7 @@
-"""The oracle: fresh operands inside guard bands, the result in float64, and the error a right kernel may make.
+"""The oracle: the result in float64, and the error a right kernel may make.
 
-Every test, check and tuning trial judges a kernel through `verify`. Nothing here is specific to a kernel; the bound is derived from
-K, the types and the magnitudes at hand, so there is no tolerance to set. Imports torch, and of the project only spec and matrices.
+Every test, check and tuning trial judges a kernel through `verify`, on the guarded operands of `guarded.py`. Nothing here
+is specific to a kernel; the bound is derived from K, the types and the magnitudes at hand, so there is no tolerance to set.
 """
 
 from __future__ import annotations
@@ -9,23 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch.nn import functional
 
-from kernel_zoo.matrices import TORCH_DTYPES, matrix
-from kernel_zoo.spec import VECTOR_BYTES, GemmProblem, Operand, cdiv
-
-Fill = Literal["normal", "integers", "special", "large"]
-
-GUARD_BYTE: Final = 0xFF  # NaN in every float type, -1 in every integer type
-_BAND_BYTES: Final = 256
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-#: Poison of OUT by element size: a NaN whose payload no arithmetic produces, and integers no sum of small ones reaches.
-_POISON_FLOAT: Final = {1: 0xFF, 2: 0x7FFD, 4: 0x7FFDADAD, 8: 0x7FFDADADADADADAD}
-_POISON_INTEGER: Final = {1: 0xA5, 2: 0x5A5A, 4: 0x5A5A5A5A, 8: 0x5A5A5A5A5A5A5A5A}
+from kernel_zoo.guarded import GUARD_BYTE, Fill, Slots, make_slots, poison, slot_matrix, touched, unwritten
+from kernel_zoo.matrices import TORCH_DTYPES
+from kernel_zoo.spec import GemmProblem
 
 #: Largest relative error of one product caused by rounding its fp32 inputs, before anything is summed.
 #: tf32: a and b each keep 11 significant bits, rounded to nearest: 2^-11 each.
@@ -38,19 +29,10 @@ PRODUCT_ERROR: Final[dict[str, float]] = {
     "bf16x6": 4 * 2**-24,
     "tf32x3": 2.5 * 2**-21,
 }
-
 #: A sum of independent zero-mean errors e_i, |e_i| <= r_i, passes 7.6 * sqrt(sum r_i^2) once in 10^12 (Hoeffding: 2 exp(-t^2 / 2)).
 _TAIL: Final = 7.6
-
 #: Steepest slope of each activation: by how much it can stretch an error that was there before it.
 _SLOPE: Final = {"gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
-
-
-class Slots(dict[str, torch.Tensor]):
-    """Tensors by slot name, carved out of one guarded buffer; remembers what a kernel may not touch."""
-
-    buffer: torch.Tensor
-    inputs: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,51 +50,6 @@ class Verdict:
     message: str
 
 
-def make_slots(
-    problem: GemmProblem,
-    device: str | torch.device = "cpu",
-    seed: int | None = None,
-    fill: Fill = "normal",
-    guard: bool = True,
-) -> Slots:
-    """Random operands with exactly the strides and alignments the problem states, and a poisoned OUT.
-
-    Args:
-        problem: what to make operands for.
-        device: where.
-        seed: of the random numbers; None draws from torch's global generator.
-        fill: "normal"; "integers": small whole numbers, whose sums are exact; "special": normal with Inf, -Inf and NaN planted;
-            "large": magnitudes whose products leave fp16's range.
-        guard: fill every byte between and around lines with 0xff, and let `verify` check those bytes.
-
-    Raises:
-        ValueError: an operand's alignment is smaller than its element.
-    """
-    starts, size = _place(problem)
-    buffer = torch.empty(size, dtype=torch.uint8, device=device)
-    if guard:
-        buffer.fill_(GUARD_BYTE)
-    generator = torch.Generator(device).manual_seed(seed) if seed is not None else None
-    slots = Slots()
-    for name, operand in problem.operands.items():
-        slots[name] = _at(buffer, starts[name], operand, problem.batch)
-        if name != "OUT":
-            _distinct(slots[name], operand, problem.batch).copy_(
-                _values(name, operand, problem.batch, fill, generator, buffer.device)
-            )
-    poison(problem, slots)
-    slots.buffer = buffer if guard else buffer[:0]
-    slots.inputs = {
-        name: _checksum(slots[name], operand, problem.batch) for name, operand in problem.operands.items() if name != "OUT"
-    }
-    return slots
-
-
-def poison(problem: GemmProblem, slots: Mapping[str, torch.Tensor]) -> None:
-    """Overwrite OUT's elements with the pattern that `verify` reports as never written."""
-    _bits(matrix(slots["OUT"], problem.out, problem.batch)).fill_(_poison_value(slots["OUT"]))
-
-
 def reference64(problem: GemmProblem, slots: Mapping[str, torch.Tensor], alpha: float = 1.0, beta: float = 0.0) -> torch.Tensor:
     """activation(alpha * a @ b + beta * c + bias) as (batch, m, n) in float64 (complex128 for complex inputs).
 
@@ -121,7 +58,7 @@ def reference64(problem: GemmProblem, slots: Mapping[str, torch.Tensor], alpha: 
     wide = _wide(problem)
     value = torch.zeros(problem.batch, problem.m, problem.n, dtype=wide, device=slots["OUT"].device)
     if problem.k and alpha != 0:
-        value += alpha * (_operand(problem, slots, "A").to(wide) @ _operand(problem, slots, "B").to(wide))
+        value += alpha * (slot_matrix(problem, slots, "A").to(wide) @ slot_matrix(problem, slots, "B").to(wide))
     value = _finish(problem, slots, value, beta)
     if problem.acc_dtype == "int32":  # integers wrap where the accumulator does
         return value.to(torch.int64).to(torch.int32).to(TORCH_DTYPES[problem.out.dtype]).to(wide)
@@ -147,16 +84,16 @@ def error_bound(
     magnitude = torch.zeros(reference.shape, dtype=torch.float64, device=reference.device)
     rounding = torch.zeros_like(magnitude)
     if problem.k and alpha != 0:
-        a, b = (_finite(_operand(problem, slots, name)).to(_wide(problem)).abs() for name in ("A", "B"))
+        a, b = (_finite(slot_matrix(problem, slots, name)).to(_wide(problem)).abs() for name in ("A", "B"))
         product = abs(alpha) * (a @ b)
         magnitude += product
         if each := PRODUCT_ERROR.get(problem.precision):
             spread = _TAIL * abs(alpha) * ((a * a) @ (b * b)).sqrt()
             rounding = each * torch.minimum(product, spread)
     if problem.epilogue.c is not None and beta != 0:
-        magnitude += abs(beta) * _finite(_operand(problem, slots, "C")).abs()
+        magnitude += abs(beta) * _finite(slot_matrix(problem, slots, "C")).abs()
     if problem.epilogue.bias is not None:
-        magnitude += _finite(_operand(problem, slots, "BIAS")).abs()
+        magnitude += _finite(slot_matrix(problem, slots, "BIAS")).abs()
     rivals = _finite(_torch_result(problem, slots, alpha, beta).to(reference.dtype) - reference).abs()
     stored = _finite(reference).abs().clamp(min=out.tiny)  # below tiny, neighbours are a fixed distance apart
     steps = 2 * math.sqrt(problem.k + _epilogue_roundings(problem))
@@ -167,7 +104,7 @@ def verify(problem: GemmProblem, slots: Mapping[str, torch.Tensor], alpha: float
     """Judge what a kernel left in OUT, and, for slots of `make_slots`, that it touched nothing else."""
     faults = []
     if isinstance(slots, Slots):
-        faults += _touched(problem, slots)
+        faults += touched(problem, slots)
     worst = 0.0
     if problem.batch and problem.m and problem.n:
         reference = reference64(problem, slots, alpha, beta)
@@ -175,80 +112,6 @@ def verify(problem: GemmProblem, slots: Mapping[str, torch.Tensor], alpha: float
         worst, wrong = _compare(problem, slots, reference, bound)
         faults = wrong + faults
     return Verdict(not faults, worst, "; ".join(faults) or "right")
-
-
-def _place(problem: GemmProblem) -> tuple[dict[str, int], int]:
-    """Where each slot starts in the buffer, in bytes, and the buffer's size."""
-    starts: dict[str, int] = {}
-    end = 0
-    for name, operand in problem.operands.items():
-        if operand.align < operand.itemsize and operand.align < VECTOR_BYTES:
-            raise ValueError(
-                f"{name} has {operand.itemsize}-byte elements and an address aligned to {operand.align}: needs at least that size"
-            )
-        starts[name] = _BAND_BYTES * (cdiv(end, _BAND_BYTES) + 1) + operand.align % VECTOR_BYTES
-        end = starts[name] + (operand.last_offset(problem.batch) + 1) * operand.itemsize
-    return starts, _BAND_BYTES * (cdiv(end, _BAND_BYTES) + 1)
-
-
-def _at(buffer: torch.Tensor, start: int, operand: Operand, batch: int) -> torch.Tensor:
-    size = (operand.last_offset(batch) + 1) * operand.itemsize
-    return buffer[start : start + size].view(TORCH_DTYPES[operand.dtype])
-
-
-def _distinct(tensor: torch.Tensor, operand: Operand, batch: int) -> torch.Tensor:
-    """The operand with each broadcast dimension once, so that it can be written."""
-    whole = matrix(tensor, operand, batch)
-    sizes = [min(size, 1) if stride == 0 else size for size, stride in zip(whole.shape, whole.stride(), strict=True)]
-    return whole.as_strided(sizes, whole.stride(), whole.storage_offset())
-
-
-def _values(
-    name: str, operand: Operand, batch: int, fill: Fill, generator: torch.Generator | None, device: torch.device
-) -> torch.Tensor:
-    sizes = [1 if stride == 0 else size for size, stride in zip((batch, operand.rows, operand.cols), operand.strides, strict=True)]
-    sizes = [min(size, full) for size, full in zip(sizes, (batch, operand.rows, operand.cols), strict=True)]
-    dtype = TORCH_DTYPES[operand.dtype]
-    floating = dtype.is_floating_point or dtype.is_complex
-    if fill == "integers" or not floating:
-        low = 0 if operand.dtype == "uint8" else -4
-        return torch.randint(low, 5, sizes, generator=generator, device=device).to(dtype)
-    draw = dtype if dtype.itemsize >= 4 else torch.float32
-    values = torch.randn(sizes, generator=generator, device=device, dtype=draw)
-    if fill == "large":
-        values *= 1e3 if operand.dtype == "fp16" else 1e8
-    if fill == "special" and values.numel():
-        flat = values.view(-1)
-        # One Inf a side and one NaN in A: rows and columns away from them must stay finite.
-        plants: dict[str, tuple[tuple[int, float], ...]] = {
-            "A": ((flat.numel() // 2, math.inf), (flat.numel() - 1, math.nan)),
-            "B": ((0, -math.inf),),
-            "C": ((flat.numel() // 3, math.nan), (flat.numel() // 4, math.inf)),
-            "BIAS": ((flat.numel() // 5, -math.inf),),
-        }
-        for index, value in plants[name]:
-            flat[index] = value
-    return values.to(dtype)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers (the parts of complex numbers as a last dimension)."""
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.view(_BITS[tensor.element_size()])
-
-
-def _poison_value(tensor: torch.Tensor) -> int:
-    floating = tensor.is_floating_point() or tensor.is_complex()
-    return (_POISON_FLOAT if floating else _POISON_INTEGER)[_bits(tensor[:0]).element_size()]
-
-
-def _checksum(tensor: torch.Tensor, operand: Operand, batch: int) -> int:
-    return int(_bits(_distinct(tensor, operand, batch)).sum(dtype=torch.int64))
-
-
-def _operand(problem: GemmProblem, slots: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    return matrix(slots[name], problem.operands[name], problem.batch)
 
 
 def _wide(problem: GemmProblem) -> torch.dtype:
@@ -264,9 +127,9 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
 def _finish(problem: GemmProblem, slots: Mapping[str, torch.Tensor], value: torch.Tensor, beta: float) -> torch.Tensor:
     """The epilogue in value's type."""
     if problem.epilogue.c is not None and beta != 0:
-        value = value + beta * _operand(problem, slots, "C").to(value.dtype)
+        value = value + beta * slot_matrix(problem, slots, "C").to(value.dtype)
     if problem.epilogue.bias is not None:
-        value = value + _operand(problem, slots, "BIAS").to(value.dtype)
+        value = value + slot_matrix(problem, slots, "BIAS").to(value.dtype)
     match problem.epilogue.activation:
         case "relu":
             return functional.relu(value)
@@ -289,7 +152,7 @@ def _torch_result(problem: GemmProblem, slots: Mapping[str, torch.Tensor], alpha
     accumulator = TORCH_DTYPES[problem.acc_dtype]
     value = torch.zeros(problem.batch, problem.m, problem.n, dtype=accumulator, device=slots["OUT"].device)
     if problem.k and alpha != 0:
-        a, b = _operand(problem, slots, "A"), _operand(problem, slots, "B")
+        a, b = slot_matrix(problem, slots, "A"), slot_matrix(problem, slots, "B")
         value = alpha * (a.to(dtype) @ b.to(dtype)).to(accumulator)
     return _finish(problem, slots, value, beta).to(out)
 
@@ -306,7 +169,7 @@ def _compare(
     problem: GemmProblem, slots: Mapping[str, torch.Tensor], reference: torch.Tensor, bound: torch.Tensor
 ) -> tuple[float, list[str]]:
     """The worst error as a fraction of its bound, and what is wrong with the values."""
-    stored = _operand(problem, slots, "OUT")
+    stored = slot_matrix(problem, slots, "OUT")
     got = stored.to(reference.dtype)
     error = (got - reference).abs()
     same = (got == reference) | (got.isnan() & reference.isnan())
@@ -324,8 +187,8 @@ def _compare(
         f"expected {reference[where].item():.9g} within {float(bound[where]):.3g}"
     ]
     if isinstance(slots, Slots):
-        unwritten = int(_unwritten(problem, slots, wrong).sum())
-        faults += [f"{unwritten} elements never written"] if unwritten else []
+        missing = int(unwritten(problem, slots, wrong).sum())
+        faults += [f"{missing} elements never written"] if missing else []
     return max(worst, float(torch.where(error.isfinite(), ratio, math.inf)[wrong].max())), faults
 
 
@@ -337,49 +200,6 @@ def _overflowed(stored: torch.Tensor, reference: torch.Tensor, bound: torch.Tens
     for extreme in ((reference + bound).to(stored.dtype), (reference - bound).to(stored.dtype)):
         right |= ~extreme.isfinite() & ((stored == extreme) | (stored.isnan() & extreme.isnan()))
     return right & reference.isfinite()
-
-
-def _unwritten(problem: GemmProblem, slots: Mapping[str, torch.Tensor], wrong: torch.Tensor) -> torch.Tensor:
-    bits = _bits(_operand(problem, slots, "OUT"))
-    same = bits == _poison_value(slots["OUT"])
-    return wrong & (same.all(-1) if same.dim() > wrong.dim() else same)
-
-
-def _touched(problem: GemmProblem, slots: Slots) -> list[str]:
-    """Guard bytes and inputs that were written."""
-    faults = [
-        f"input {name} was overwritten"
-        for name, before in slots.inputs.items()
-        if _checksum(slots[name], problem.operands[name], problem.batch) != before
-    ]
-    if slots.buffer.numel() == 0:
-        return faults
-    allowed = torch.zeros_like(slots.buffer)
-    for name, operand in problem.operands.items():
-        start = int(slots[name].storage_offset()) * operand.itemsize
-        _bits(_distinct(_at(allowed, start, operand, problem.batch), operand, problem.batch)).fill_(
-            -1 if operand.itemsize > 1 else GUARD_BYTE
-        )
-    written = (allowed | slots.buffer) != GUARD_BYTE
-    if bool(written.any()):
-        first = int(written.nonzero()[0])
-        faults.append(f"{int(written.sum())} guard bytes overwritten, first {_nearest_slot(problem, slots, first)}")
-    return faults
-
-
-def _nearest_slot(problem: GemmProblem, slots: Slots, position: int) -> str:
-    """Where a byte of the buffer lies, in words: relative to the closest slot."""
-    best: tuple[int, str] | None = None
-    for name, operand in problem.operands.items():
-        start = int(slots[name].storage_offset()) * operand.itemsize
-        end = start + (operand.last_offset(problem.batch) + 1) * operand.itemsize
-        if start <= position < end:
-            return f"between {name}'s lines, {position - start} bytes from its start"
-        distance, text = (start - position, f"before {name}") if position < start else (position - end + 1, f"past {name}'s end")
-        if best is None or distance < best[0]:
-            best = (distance, f"{distance} bytes {text}")
-    assert best is not None
-    return best[1]
 
 
 __all__ = [

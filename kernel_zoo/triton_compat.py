@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 try:
     import triton
@@ -29,4 +29,13 @@ except ImportError:  # pragma: no cover - exercised in a subprocess that hides t
     triton = SimpleNamespace(jit=_Undecorated, __version__="absent")
     tl = SimpleNamespace(constexpr=None)
 
-__all__ = ["HAVE_TRITON", "tl", "triton"]
+#: Minor versions that the kernels are gated on and the direct launch was tested with.
+TESTED: Final = ("3.6", "3.7")
+
+
+def is_tested(version: str) -> bool:
+    """Whether a version of triton is one of a tested minor."""
+    return ".".join(version.split(".")[:2]) in TESTED
+
+
+__all__ = ["HAVE_TRITON", "TESTED", "is_tested", "tl", "triton"]

@@ -64,7 +64,8 @@ def gemm(
             "medium"; by default as torch is set.
         deterministic: only variants that repeat bit for bit; by default as torch is set.
         batch_invariant: a row's bits depend neither on M nor on the batch.
-        variant: force this variant; an error with the reason where it cannot serve.
+        variant: force this variant; an error with the reason where it cannot serve. On CPU tensors torch's own product stands in
+            for one that the interpreter cannot run, and `minblas.stats` says so.
         tile: force its tile too.
 
     Returns:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from kernel_zoo.spec import Arch, GemmProblem, Refusal, TileConfig, Variant, cdiv
 from minblas import log, quarantine
 from minblas.check_cases import Case, cases
-from minblas.errors import UnknownVariantError, suggestion
 
 if TYPE_CHECKING:
     import torch
@@ -92,9 +91,10 @@ def check(name: str | Variant, device: torch.device | str | None = None, *, quic
     """
     import torch
 
+    from minblas import dispatch
     from minblas.device import arch_of
 
-    variant = _find(name) if isinstance(name, str) else name
+    variant = quarantine.original(dispatch.get(name)) if isinstance(name, str) else name
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     arch = arch_of(place)
     report = run_cases(variant, arch, place, cases(variant, arch, quick=quick, interpreted=place.type == "cpu"))
@@ -104,15 +104,6 @@ def check(name: str | Variant, device: torch.device | str | None = None, *, quic
         quarantine.reinstate(variant.name)
     log.get("register").info("%s", report)
     return report
-
-
-def _find(name: str) -> Variant:
-    from minblas import dispatch
-
-    known = {variant.name: variant for variant in dispatch.registry()}
-    if name not in known:
-        raise UnknownVariantError(f"variant {name!r} is not known", "", suggestion(name, known))
-    return quarantine.original(known[name])
 
 
 def run_cases(variant: Variant, arch: Arch, device: torch.device, todo: Iterable[Case]) -> CheckReport:

@@ -13,8 +13,9 @@ from minblas import dispatch, operands, settings
 from minblas.cache import CACHE
 from minblas.errors import ArgumentError, MinblasError, OperandError, suggestion
 from minblas.plan import LaunchPlan, scalar_class
-from minblas.problem import Described, Request, check_activation, check_precision, describe
+from minblas.problem import Described, Request, describe
 from minblas.stats import COUNTERS
+from minblas.values import check_activation, check_flag, check_precision
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,9 +55,7 @@ class Call:
         known = [entry.name for entry in fields(cls)]
         for name in keywords:
             if name not in known:
-                raise ArgumentError(
-                    f"keyword {name!r} is not known", f"keywords of gemm: {', '.join(known)}", suggestion(name, known)
-                )
+                raise ArgumentError(f"keyword {name!r} is not known", "a keyword of gemm", suggestion(name, known))
         call = cls(*arguments, **keywords)
         return call if call.beta is not None else replace(call, beta=0.0 if call.c is None else 1.0)
 
@@ -187,6 +186,8 @@ def request_of(call: Call) -> Request:
     a, b = call.a, call.b
     for name, tensor in (("a", a), ("b", b)):
         operands.check_plain(name, tensor)
+    for name in ("trans_a", "trans_b", "deterministic", "batch_invariant"):
+        check_flag(name, getattr(call, name))
     alpha, beta = number("alpha", call.alpha, a), number("beta", call.beta, a)
     if call.c is None and beta != 0:
         raise ArgumentError(f"beta is {beta} and c is None", "a c to scale", "pass c=, or leave beta away")
@@ -208,6 +209,7 @@ def request_of(call: Call) -> Request:
         precision=devices.precision_setting(a.device.type) if call.precision is None else check_precision(call.precision),
         deterministic=_first_set(call.deterministic, options.deterministic, torch.are_deterministic_algorithms_enabled()),
         batch_invariant=_first_set(call.batch_invariant, options.batch_invariant, False),
+        transposed=(bool(call.trans_a), bool(call.trans_b)),
     )
 
 

@@ -101,7 +101,11 @@ class CompilePool:
                 if worker is not None and not worker.alive:
                     worker.stop()
                     worker = None
-                worker = worker or _Worker()
+                try:
+                    worker = worker or _Worker()
+                except OSError as error:  # out of processes or memory; whoever waits must not wait for ever
+                    future.set_result(Answer("unknown", f"the compiler process could not start ({error})"))
+                    continue
                 future.set_result(worker.ask(payload))
         finally:
             if worker is not None:

@@ -150,6 +150,11 @@ def declare(
     if opaque == bool(candidates):
         needed = "none: a launch chooses its tile by itself" if opaque else "at least one TileConfig"
         raise ArgumentError(f"{name}: {len(candidates)} candidates", needed)
+    for candidate in candidates:
+        if not isinstance(candidate, TileConfig):
+            raise ArgumentError(
+                f"{name}: a candidate is {candidate!r}", "a minblas.TileConfig", "for example TileConfig(64, 64, 32)"
+            )
     if alignment not in (1, 2, 4, 8, VECTOR_BYTES):
         raise ArgumentError(f"{name}: alignment is {alignment}", "1, 2, 4, 8 or 16 bytes")
     return Declared(

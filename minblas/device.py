@@ -86,6 +86,21 @@ def stream(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(index_of(device)))
 
 
+def is_lost(device: torch.device) -> bool:
+    """Whether a GPU has met an error that stays: every later call of this process fails. Waits for what is running."""
+    if device.type != "cuda":
+        return False
+    import torch
+
+    try:
+        torch.cuda.synchronize(device)
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
 def precision_setting(device_type: str) -> str:
     """How torch's own settings let fp32 products be formed on a kind of device: "ieee" or "tf32".
 

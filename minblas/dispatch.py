@@ -52,6 +52,8 @@ def select(
         NoVariantError: nothing can.
     """
     arch = device if isinstance(device, Arch) else devices.arch_of(device)
+    if tile is not None and not isinstance(tile, TileConfig):
+        raise errors.ArgumentError(f"tile is {tile!r}", "a minblas.TileConfig", "for example minblas.TileConfig(128, 128, 64)")
     wishes = policy(variant, tile)
     for name in (*wishes.exclude, *((wishes.variant,) if wishes.variant is not None else ())):
         get(name)

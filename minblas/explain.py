@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from numbers import Integral
+from typing import Any, Final
 
 from heuristics.choose import Selection
 from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig, canonical_dtype
 from minblas import device as devices
 from minblas import dispatch, settings
-from minblas.errors import ArgumentError, DTypeError, ShapeError
+from minblas.errors import ArgumentError, DTypeError, ShapeError, suggestion
+from minblas.values import check_activation, check_activation_type, check_out_dtype, check_precision
 
 
 def explain(a: Any, b: Any, k: Any = None, /, *rest: Any, arch: str | None = None, **keywords: Any) -> Selection:
@@ -31,12 +33,17 @@ def explain(a: Any, b: Any, k: Any = None, /, *rest: Any, arch: str | None = Non
     Raises:
         MinblasError: the call would be refused.
     """
-    if isinstance(a, int) and isinstance(b, int):
-        if not isinstance(k, int) or rest:
+    if isinstance(a, Integral) and isinstance(b, Integral):
+        if not isinstance(k, Integral) or rest:
             raise ArgumentError(
                 f"explain({a}, {b}, {k!r})", "explain(m, n, k) with three whole numbers", "sizes come in the order M, N, K"
             )
-        return _explain_sizes(a, b, k, arch, **keywords)
+        unknown = next((name for name in keywords if name not in _SIZES_TAKE), None)
+        if unknown is not None:
+            raise ArgumentError(
+                f"keyword {unknown!r} is not known beside sizes", "a keyword of explain", suggestion(unknown, _SIZES_TAKE)
+            )
+        return _explain_sizes(int(a), int(b), int(k), arch, **keywords)
     return _explain_call(a, b, *(() if k is None else (k,)), *rest, arch=arch, **keywords)
 
 
@@ -55,24 +62,24 @@ def _explain_sizes(
     beta: float = 0,
     bias: bool = False,
     activation: str | None = None,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
+    deterministic: bool | None = None,
+    batch_invariant: bool | None = None,
     variant: str | None = None,
     tile: TileConfig | None = None,
 ) -> Selection:
     if min(m, n, k, batch) < 0:
         raise ShapeError(f"sizes are {batch} x {m} x {n} x {k}", "sizes of at least 0")
-    try:
-        name = "fp32" if dtype == "tf32" else canonical_dtype(dtype)
-        out = canonical_dtype(out_dtype) if out_dtype is not None else None
-    except ValueError as error:
-        raise DTypeError(f"dtype is {dtype!r}", "a dtype the project knows, or 'tf32'", str(error)) from None
-    precision = "tf32" if dtype == "tf32" and precision is None else precision
+    name = "fp32" if dtype == "tf32" else _dtype_name("dtype", dtype, ", or 'tf32'")
+    out = check_out_dtype("out_dtype", _dtype_name("out_dtype", out_dtype), name) if out_dtype is not None else None
+    activation = check_activation(activation)
+    check_activation_type(activation, name)
+    precision = _precision(name, "tf32" if dtype == "tf32" and precision is None else precision)
     try:
         problem = GemmProblem.of(
             m, n, k, name, layout,
-            batch=batch, out_dtype=out, precision=_precision(name, precision),
-            deterministic=deterministic, batch_invariant=batch_invariant,
+            batch=batch, out_dtype=out, precision=precision,
+            deterministic=_asked(deterministic, settings.current().deterministic, _torch_is_deterministic()),
+            batch_invariant=_asked(batch_invariant, settings.current().batch_invariant, False),
         )  # fmt: skip
     except ValueError as error:
         raise ArgumentError(f"layout is {layout!r}", "nn, nt, tn or tt", str(error)) from None
@@ -80,25 +87,43 @@ def _explain_sizes(
     return dispatch.select(problem, devices.named_arch(arch or settings.current().arch), variant, tile)
 
 
+_SIZES_TAKE: Final = frozenset(_explain_sizes.__kwdefaults__ or ())
+
+
+def _dtype_name(keyword: str, value: object, also: str = "") -> str:
+    try:
+        return canonical_dtype(value)
+    except ValueError as error:
+        raise DTypeError(f"{keyword} is {value!r}", f"a dtype the project knows{also}", str(error)) from None
+
+
+def _asked(*values: bool | None) -> bool:
+    return next(bool(value) for value in values if value is not None)
+
+
+def _torch_is_deterministic() -> bool:
+    """torch's own switch, where torch is in use."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.are_deterministic_algorithms_enabled())
+
+
 def _precision(dtype: str, asked: str | None) -> str:
     """As a call on a GPU would have it: what is asked for, else torch's setting where torch is in use, else exact products."""
     if dtype != "fp32":
         return ""
     if asked is not None:
-        from minblas.problem import check_precision
-
         return check_precision(asked)
     return devices.precision_setting("cuda") if "torch" in sys.modules else "ieee"
 
 
-def _with_epilogue(problem: GemmProblem, alpha: float, beta: float, bias: bool, activation: str | None) -> GemmProblem:
+def _with_epilogue(problem: GemmProblem, alpha: float, beta: float, bias: bool, activation: str) -> GemmProblem:
     from dataclasses import replace
 
     def kind(value: float) -> Any:
         return "0" if value == 0 else "1" if value == 1 else "x"
 
     row = Operand(problem.out.dtype, problem.m, problem.n, (0, 0, 1)) if bias else None
-    epilogue = Epilogue(kind(alpha), kind(beta), problem.out if beta != 0 else None, row, activation or "none")
+    epilogue = Epilogue(kind(alpha), kind(beta), problem.out if beta != 0 else None, row, activation)
     return replace(problem, epilogue=epilogue, k=problem.k if alpha != 0 else 0)
 
 

@@ -64,13 +64,14 @@ class Opaque(Prepared):
 
     def __call__(self, slots: Slots, alpha: complex, beta: complex) -> None:
         """Run the variant's launch with the operands' device current."""
-        if self._index is None:
-            self._launch(self._problem, slots, alpha, beta)
-            return
-        import torch
+        if self._index is not None:
+            import torch
 
-        with torch.cuda.device(self._index):
-            self._launch(self._problem, slots, alpha, beta)
+            if torch._C._cuda_getDevice() != self._index:
+                with torch.cuda.device(self._index):
+                    self._launch(self._problem, slots, alpha, beta)
+                return
+        self._launch(self._problem, slots, alpha, beta)
 
 
 class Interpreted(Prepared):

@@ -11,19 +11,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from kernel_zoo import build, catalog
+from kernel_zoo.matrices import TORCH_DTYPES
 from kernel_zoo.spec import Arch, Descriptor, GemmProblem, KernelCall, Recipe, Resources, Scalar, Variant, View
+from kernel_zoo.triton_compat import TESTED, is_tested
 from minblas import log
 from minblas.binaries import BINARIES
 from minblas.launch import Prepared, Slots
-
-if TYPE_CHECKING:
-    import torch
-
-#: Minor versions of triton on which the direct launch was tested.
-TESTED: Final = ("3.6", "3.7")
 
 
 class Address:
@@ -71,8 +69,6 @@ class DirectLaunch:
     )
 
     def __init__(self, call: KernelCall, binary: Any, knobs: Any) -> None:
-        from kernel_zoo.matrices import TORCH_DTYPES
-
         self._binary = binary  # a strong reference: the module is unloaded with it
         self._run = binary.run
         self._function = binary.function
@@ -149,8 +145,6 @@ class TritonLaunch:
 
 def _typed(tensor: torch.Tensor, view: View) -> torch.Tensor:
     """The slot's memory under the view's element type (a workspace is bytes)."""
-    from kernel_zoo.matrices import TORCH_DTYPES
-
     dtype = TORCH_DTYPES[view.dtype]
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
@@ -159,8 +153,6 @@ class Compiled(Prepared):
     """A recipe compiled and loaded on one GPU."""
 
     def __init__(self, variant: Variant, recipe: Recipe, arch: Arch, device: torch.device) -> None:
-        import torch
-
         self.variant = variant.name
         self.workspace_bytes = recipe.workspace_bytes
         self._device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
@@ -181,8 +173,6 @@ class Compiled(Prepared):
 
     def __call__(self, slots: Slots, alpha: complex, beta: complex) -> None:
         """Launch every call of the recipe on the device's current stream."""
-        import torch
-
         if torch._C._cuda_getDevice() == self._index:
             self._launch_all(slots, float(alpha.real), float(beta.real))
             return
@@ -190,8 +180,6 @@ class Compiled(Prepared):
             self._launch_all(slots, float(alpha.real), float(beta.real))
 
     def _launch_all(self, slots: Slots, alpha: float, beta: float) -> None:
-        import torch
-
         if self.workspace_bytes:
             slots = {**slots, "WS": torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self._device)}
         addresses = {name: tensor.data_ptr() for name, tensor in slots.items()}
@@ -221,7 +209,7 @@ def direct_launch_works(described: bool, arch: Arch, device: torch.device) -> bo
 def _tested_version() -> bool:
     import triton
 
-    if ".".join(triton.__version__.split(".")[:2]) in TESTED:
+    if is_tested(triton.__version__):
         return True
     log.once(
         "launch",
@@ -234,8 +222,6 @@ def _tested_version() -> bool:
 
 def _self_check(described: bool, arch: Arch, device: torch.device) -> bool:
     """Whether a directly launched kernel computes a small product of whole numbers exactly."""
-    import torch
-
     variant = catalog.get("tma" if described else "tiled")
     problem = GemmProblem.of(64, 64, 64, "fp16", "nt")
     tile = next((tile for tile in variant.space(problem, arch) if variant.refusal(problem, arch, tile) is None), None)

@@ -13,18 +13,12 @@ from kernel_zoo.matrices import TORCH_DTYPES
 from kernel_zoo.spec import canonical_dtype
 from minblas.errors import ArgumentError, DeviceError, DTypeError, GradientError, OperandError
 from minblas.overlap import Extent
+from minblas.values import check_out_dtype
 
 DTYPE_NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 _FLOATS: Final = ("fp16", "bf16", "fp32")
 _EIGHT_BIT_FLOATS: Final = ("fp8e4m3", "fp8e5m2")
-
-#: Types that a result may be rounded to, by the inputs' type; the others give their own type only.
-OUT_DTYPES: Final[dict[str, tuple[str, ...]]] = {
-    **dict.fromkeys(_FLOATS, _FLOATS),
-    **dict.fromkeys(_EIGHT_BIT_FLOATS, ("bf16", "fp16", "fp32", *_EIGHT_BIT_FLOATS)),
-    "int8": ("int32", "int8"),
-}
 
 
 def extent(tensor: torch.Tensor) -> Extent:
@@ -125,13 +119,7 @@ def result_dtype(inputs: str, default: str, asked: object, out: torch.Tensor | N
             )
         wanted = given
     wanted = wanted or default
-    allowed = OUT_DTYPES.get(inputs, (inputs,))
-    if wanted not in allowed:
-        source = "out_dtype" if out is None else "out"
-        raise DTypeError(
-            f"{source} is {wanted} for {inputs} inputs", f"one of {', '.join(allowed)}", "convert the result afterwards"
-        )
-    return wanted
+    return check_out_dtype("out_dtype" if out is None else "out", wanted, inputs)
 
 
 def _dtype_name(name: str, value: object) -> str:
@@ -187,6 +175,8 @@ def check_scalar(name: str, value: object, inputs: str) -> float | complex:
         value = _scalar_tensor(name, value)
     if isinstance(value, bool) or not isinstance(value, (int, float, complex)):
         try:
+            if isinstance(value, (str, bytes)):
+                raise TypeError  # float() would read it
             value = float(value)  # type: ignore[arg-type]  # numpy's scalars and the like
         except (TypeError, ValueError):
             raise ArgumentError(

@@ -223,9 +223,10 @@ class LaunchPlan:
         if tensor is None or wanted is None:
             if name != "out" and (tensor is None) != (wanted is None):
                 state = "was left out" if tensor is None else "is given"
-                raise PlanMismatch(
-                    f"{name} {state}", f"the operands the plan was made with ({', '.join(self._signatures)})", "make another plan"
-                )
+                needed = f"the operands the plan was made with ({', '.join(self._signatures)})"
+                number = tensor is not None and not isinstance(tensor, torch.Tensor)
+                remedy = "alpha and beta go by name here" if number else "make another plan"
+                raise PlanMismatch(f"{name} {state}", needed, remedy)
             return
         operands.check_plain(name, tensor)
         if tensor.requires_grad and torch.is_grad_enabled():

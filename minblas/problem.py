@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 
 from kernel_zoo.matrices import TORCH_DTYPES
 from kernel_zoo.spec import (
-    ACTIVATIONS,
-    FP32_PRECISIONS,
     VECTOR_BYTES,
     Epilogue,
     GemmProblem,
@@ -23,19 +21,20 @@ from kernel_zoo.spec import (
     default_out_dtype,
 )
 from minblas import operands
-from minblas.errors import ArgumentError, OutError, OverlapError, ShapeError, suggestion
+from minblas.errors import OutError, OverlapError, ShapeError
 from minblas.layout import Laid, fold, lay
 from minblas.overlap import overlaps, same_elements, self_overlaps
+from minblas.values import check_activation_type
 
 ScalarClass = Literal["0", "1", "x"]
-
-#: torch's own words for how precise fp32 products must be.
-PRECISION_ALIASES: Final = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call as its caller wrote it, transposes applied; alpha and beta by class, every setting resolved."""
+    """One call as its caller wrote it, transposes applied; alpha and beta by class, every setting resolved.
+
+    `transposed` says which of a and b were given the other way round: messages speak of what was given.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
@@ -49,6 +48,7 @@ class Request:
     precision: str = "ieee"
     deterministic: bool = False
     batch_invariant: bool = False
+    transposed: tuple[bool, bool] = (False, False)
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -89,7 +89,7 @@ def describe(request: Request) -> Described:
     everything = {**request.inputs, **({"out": request.out} if request.out is not None else {})}
     device = operands.check_devices(everything)
     operands.check_gradients(request.inputs, request.out)
-    batch_shape, m, n, k = _sizes(request.a, request.b)
+    batch_shape, m, n, k = _sizes(request.a, request.b, request.transposed)
     shape = (*batch_shape, m, n)
     for name in ("c", "bias"):
         if name in request.inputs:
@@ -97,7 +97,7 @@ def describe(request: Request) -> Described:
     inputs = operands.input_dtype(everything)
     result = operands.result_dtype(inputs, default_out_dtype(inputs), request.out_dtype, request.out)
     addends = {name: operands.check_addend(name, t, inputs, result) for name, t in request.inputs.items() if name in ("c", "bias")}
-    _check_activation_type(request.activation, inputs)
+    check_activation_type(request.activation, inputs)
     in_place = _check_out(request, shape) if request.out is not None else False
     dtype = TORCH_DTYPES[result]
     if 0 in shape or device.type == "meta" or any(map(operands.is_fake, everything.values())):
@@ -114,9 +114,9 @@ def describe(request: Request) -> Described:
     return Described(problem, shape, dtype, device, copies, laid["OUT"].strides is None, in_place)
 
 
-def _sizes(a: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], int, int, int]:
+def _sizes(a: torch.Tensor, b: torch.Tensor, transposed: tuple[bool, bool]) -> tuple[tuple[int, ...], int, int, int]:
     """The broadcast batch shape, and M, N, K."""
-    shapes = f"a is {operands.shape_of(a)} and b is {operands.shape_of(b)}"
+    shapes = f"{_given('a', a, transposed[0])} and {_given('b', b, transposed[1])}"
     for name, tensor in (("a", a), ("b", b)):
         if tensor.dim() < 2:
             raise ShapeError(
@@ -126,12 +126,29 @@ def _sizes(a: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], int, int,
             )
     (m, k), (rows, n) = a.shape[-2:], b.shape[-2:]
     if k != rows:
-        remedy = "one of them may need trans_a=True or trans_b=True (or .mT)"
-        raise ShapeError(shapes, f"a's last dimension ({k}) equal to b's second to last ({rows})", remedy)
+        ends = ("last", "second to last")
+        needed = f"a's {ends[transposed[0]]} dimension ({k}) equal to b's {ends[not transposed[1]]} ({rows})"
+        raise ShapeError(shapes, needed, _turn((m, k), (rows, n), transposed))
     batch = operands.broadcast(a.shape[:-2], b.shape[:-2])
     if batch is None:
         raise ShapeError(shapes, "leading dimensions that broadcast, as in torch.matmul", "each pair must be equal or 1")
     return batch, m, n, k
+
+
+def _given(name: str, tensor: torch.Tensor, transposed: bool) -> str:
+    shape = operands.shape_of(tensor.mT if transposed else tensor)
+    return f"{name} is {shape}" + (f" with trans_{name}=True" if transposed else "")
+
+
+def _turn(a: tuple[int, int], b: tuple[int, int], transposed: tuple[bool, bool]) -> str:
+    """Which transpose would make the operands fit."""
+    fits = {"a": a[0] == b[0], "b": a[1] == b[1]}
+    turns = [
+        f"leave trans_{name} away" if turned else f"pass trans_{name}=True (or {name}.mT)"
+        for name, turned in zip("ab", transposed, strict=True)
+        if fits[name]
+    ]
+    return " or ".join(turns) or "no transpose makes them fit: check the sizes"
 
 
 def _check_broadcast(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -219,40 +236,3 @@ def _problem(
 def _copy_sizes(slot: str, batch_shape: tuple[int, ...], sizes: tuple[int, int, int]) -> tuple[int, ...]:
     m, n, k = sizes
     return (*batch_shape, *{"A": (m, k), "B": (k, n)}.get(slot, (m, n)))
-
-
-def check_activation(name: str | None) -> str:
-    """The activation's name, "none" where there is none.
-
-    Raises:
-        ArgumentError: it is not known.
-    """
-    if name is None:
-        return "none"
-    if name not in ACTIVATIONS:
-        raise ArgumentError(
-            f"activation is {name!r}", "None or one of " + ", ".join(ACTIVATIONS[1:]), suggestion(name, ACTIVATIONS)
-        )
-    return name
-
-
-def _check_activation_type(name: str, inputs: str) -> None:
-    whole, unordered = inputs.removeprefix("u").startswith("int"), inputs.startswith("complex")
-    if (whole and name not in ("none", "relu")) or (unordered and name != "none"):
-        needed = "None or 'relu'" if whole else "None"
-        raise ArgumentError(
-            f"activation is {name!r} for {inputs} inputs", needed, "convert the inputs to a floating-point type first"
-        )
-
-
-def check_precision(name: str) -> str:
-    """How fp32 products are formed, torch's words translated.
-
-    Raises:
-        ArgumentError: it is not known.
-    """
-    translated = PRECISION_ALIASES.get(name, name)
-    if translated not in FP32_PRECISIONS:
-        known = (*FP32_PRECISIONS, *PRECISION_ALIASES)
-        raise ArgumentError(f"precision is {name!r}", "one of " + ", ".join(known), suggestion(name, known))
-    return translated

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernel_zoo.spec import Arch, GemmProblem, Refusal, Variant
-from minblas import log
+from minblas import log, registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ def suspend(variant: Variant, why: str) -> None:
     """Keep a registered variant from serving. The zoo's own cannot be taken out; that it is wrong is said loudly."""
     log.get("register").error("%s is wrong and quarantined: %s", variant.name, why)
     if variant.origin == "user":
-        _exchange(replace(original(variant), supports=Suspended(original(variant), why)))
+        registry.exchange(replace(original(variant), supports=Suspended(original(variant), why)))
 
 
 def reinstate(name: str) -> None:
     """Let a quarantined variant serve again."""
     variant = _find(name)
     if variant is not None and isinstance(variant.supports, Suspended):
-        _exchange(variant.supports.original)
+        registry.exchange(variant.supports.original)
 
 
 def reason(name: str) -> str:
@@ -51,14 +51,4 @@ def original(variant: Variant) -> Variant:
 
 
 def _find(name: str) -> Variant | None:
-    from minblas import dispatch
-
-    return next((variant for variant in dispatch.registry() if variant.name == name), None)
-
-
-def _exchange(variant: Variant) -> None:
-    from minblas import dispatch
-
-    if _find(variant.name) is not None:
-        dispatch.unregister(variant.name)
-        dispatch.register(variant)
+    return next((variant for variant in registry.registry() if variant.name == name), None)

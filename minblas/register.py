@@ -158,11 +158,14 @@ def _add(variant: Variant, origin: str) -> None:
 
 
 def _check_name(name: str) -> None:
-    parts = name.split(".")
-    if len(parts) < 2 or not all(part and part.replace("_", "").replace("-", "").isalnum() for part in parts):
-        raise ArgumentError(
-            f"a variant's name is {name!r}", "words with a dot between", f"for example 'me.{name.strip('.') or 'tutorial'}'"
-        )
+    parts = name.split(".") if isinstance(name, str) else []
+    if len(parts) < 2 or not all(map(_is_word, parts)):
+        last = parts[-1] if parts and _is_word(parts[-1]) else "tutorial"
+        raise ArgumentError(f"a variant's name is {name!r}", "words with a dot between", f"for example 'me.{last}'")
+
+
+def _is_word(part: str) -> bool:
+    return bool(part) and part.replace("_", "").replace("-", "").isalnum()
 
 
 def _find_kernels(name: str, recipe: RecipeMaker, declared: Declared) -> tuple[Any, ...]:

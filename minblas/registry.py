@@ -91,6 +91,15 @@ def unregister(name: str) -> None:
     forget_plans()
 
 
+def exchange(variant: Variant) -> None:
+    """Put another record in the place of a registered variant of that name, in one step; nothing happens where there is none."""
+    global _registered
+    with _LOCK:
+        _registered = tuple(variant if old.name == variant.name else old for old in _registered)
+    QUARANTINE.forgive(variant.name)
+    forget_plans()
+
+
 def forget_plans() -> None:
     """Forget what was chosen before: a table or the registry has changed."""
     with _LOCK:
@@ -102,7 +111,8 @@ def tables(arch: Arch) -> tuple[HeuristicTable, ...]:
     """The user's tables, then the packaged ones, that say something about a device."""
     found = _tables.get(arch.name)
     if found is None:
-        found = (*store.user_tables(arch), *store.packaged_tables(arch))
-        with _LOCK:
-            _tables[arch.name] = found
+        with _LOCK:  # read inside it: what was read before a `forget_plans` must not be kept after it
+            found = _tables.get(arch.name)
+            if found is None:
+                found = _tables[arch.name] = (*store.user_tables(arch), *store.packaged_tables(arch))
     return found

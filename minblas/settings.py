@@ -29,6 +29,15 @@ OnCold = Literal["compile", "aten", "raise"]
 Prefer = Literal["zoo", "fastest"]
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {"on_cold": ("compile", "aten", "raise"), "prefer": ("zoo", "fastest")}
+#: Types of the other options, and the words for them.
+_KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "variant": ((str, type(None)), "a variant's name or None"),
+    "deterministic": ((bool, type(None)), "True, False or None"),
+    "batch_invariant": ((bool, type(None)), "True, False or None"),
+    "workspace_limit": ((int, type(None)), "bytes as a whole number, at least 0, or None"),
+    "arch": ((str,), "a device's name"),
+    "interpret_cap": ((int,), "multiply-adds as a whole number, at least 0"),
+}
 _FLAGS: Final = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
@@ -53,6 +62,10 @@ class Options:
             value = getattr(self, name)
             if value not in allowed:
                 raise SettingsError(f"{name} is {value!r}", " or ".join(map(repr, allowed)), suggestion(value, allowed))
+        for name, (kinds, needed) in _KINDS.items():
+            given: Any = getattr(self, name)
+            if not isinstance(given, kinds) or (int in kinds and (isinstance(given, bool) or str(given).startswith("-"))):
+                raise SettingsError(f"{name} is {given!r}", needed, "pass one of these, or leave the option away")
         object.__setattr__(self, "token", _token(self))
 
 
@@ -91,7 +104,7 @@ _PARSERS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "MINBLAS_ARCH": ("arch", str, "a device's name"),
     "MINBLAS_INTERPRET_CAP": ("interpret_cap", int, "a number of multiply-adds"),
 }
-_ELSEWHERE: Final = ("MINBLAS_LOGS", "MINBLAS_TABLE", "MINBLAS_PLAN_CACHE", "MINBLAS_CACHE_DIR")
+_ELSEWHERE: Final = ("MINBLAS_LOGS", "MINBLAS_TABLE", "MINBLAS_PLAN_CACHE", "MINBLAS_COMMIT")
 
 
 def from_environment(environment: Mapping[str, str]) -> Options:
@@ -110,6 +123,7 @@ def from_environment(environment: Mapping[str, str]) -> Options:
         key, parse, needed = _PARSERS[name]
         try:
             values[key] = parse(environment[name].strip())
+            Options(**{key: values[key]})  # refused here, the message names the variable
         except (ValueError, KeyError):
             raise SettingsError(f"{name} is {environment[name]!r}", needed, "set it so or unset it") from None
     return Options(**values)

@@ -20,9 +20,9 @@ def problem_of(shape: Shape, dtype: object = "bf16", layout: str = "nn") -> Gemm
     """
     if isinstance(shape, GemmProblem):
         return shape
-    sizes = tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Iterable) else ()
     if len(sizes) not in (3, 4) or not all(isinstance(size, int) and size >= 0 for size in sizes):
-        raise ArgumentError(f"a shape is {shape!r}", "(m, n, k), (batch, m, n, k) or a GemmProblem")
+        raise ArgumentError(f"a shape is {shape!r}", "(m, n, k), (batch, m, n, k) or a GemmProblem", "pass a list of those")
     batch, m, n, k = (1, *sizes) if len(sizes) == 3 else sizes
     precision = "tf32" if dtype == "tf32" else ""
     try:

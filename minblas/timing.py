@@ -181,9 +181,8 @@ class CudaEngine:
         self.device = torch.device(device or "cuda")
         with torch.cuda.device(self.device):
             self._stream: Any = self._torch.cuda.Stream()
-        self._anchor: Any = (
-            None  # keeps the graphs' shared memory pool alive: a pool that no graph uses cannot be captured into again
-        )
+        # Keeps the graphs' shared memory pool alive: a pool that no graph uses cannot be captured into again.
+        self._anchor: Any = None
 
     def estimate(self, run: Run) -> float:
         """Microseconds of one launch, the shortest of three; launch overhead included, so a small kernel seems longer."""

@@ -2,7 +2,7 @@
 
 Where torch and gemm differ, torch's rule holds here: integer products keep the inputs' type, mm and bmm do not broadcast, addmm's
 beta is 1.
-A result that torch would resize out= for is an error, as everywhere in minblas.
+A result that torch would resize out= for is an error, as everywhere in minblas, and torch.autocast casts nothing here.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def addmm(
 ) -> Tensor:
     """torch.addmm: beta * input + alpha * (M, K) @ (K, N)."""
     _check_dims("addmm", 2, mat1=mat1, mat2=mat2)
+    _check_inner("addmm", mat1=mat1, mat2=mat2)
     return gemm(mat1, mat2, alpha, beta, input, out=out, out_dtype=_own_type(mat1, out_dtype))
 
 
@@ -62,6 +63,7 @@ def baddbmm(
     """torch.baddbmm: beta * input + alpha * (B, M, K) @ (B, K, N)."""
     _check_dims("baddbmm", 3, batch1=batch1, batch2=batch2)
     _check_batch("baddbmm", batch1, batch2)
+    _check_inner("baddbmm", batch1=batch1, batch2=batch2)
     return gemm(batch1, batch2, alpha, beta, input, out=out, out_dtype=_own_type(batch1, out_dtype))
 
 
@@ -91,6 +93,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise ShapeError(
             f"linear: weight is {operands.shape_of(weight)}", "a weight of shape (out, in) or (in,)", "reshape the weight"
         )
+    if input.shape[-1] != weight.shape[-1]:
+        given = f"linear: input is {operands.shape_of(input)} and weight is {operands.shape_of(weight)}"
+        raise ShapeError(given, "equal last dimensions", "a weight is stored (out, in); pass weight.mT where it is (in, out)")
     rows = input.unsqueeze(0) if input.dim() == 1 else input
     result = gemm(
         rows, weight if weight.dim() == 2 else weight.unsqueeze(0), bias=bias, trans_b=True, out_dtype=_own_type(input, None)
@@ -125,6 +130,14 @@ def _check_batch(function: str, left: Tensor, right: Tensor) -> None:
     if left.shape[0] != right.shape[0]:
         given = f"{function}: the batches are {left.shape[0]} and {right.shape[0]}"
         raise ShapeError(given, "equal batches", "minblas.matmul broadcasts a batch of 1")
+
+
+def _check_inner(function: str, **tensors: Tensor) -> None:
+    (first, left), (second, right) = tensors.items()
+    if left.shape[-1] != right.shape[-2]:
+        given = f"{function}: {first} is {operands.shape_of(left)} and {second} is {operands.shape_of(right)}"
+        needed = f"{first}'s last dimension equal to {second}'s second to last"
+        raise ShapeError(given, needed, f"the order is {function}(input, {first}, {second}): what is added comes first")
 
 
 def _check_vector_out(out: Any, left: Tensor, right: Tensor, row: bool, column: bool) -> None:

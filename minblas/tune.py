@@ -6,20 +6,20 @@ every finished shape is in the journal before the next begins.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from heuristics import store
+from heuristics.policy import NET
 from kernel_zoo.spec import Variant
-from minblas import log, quarantine
+from minblas import log, quarantine, registry
 from minblas.compile_pool import CompilePool
-from minblas.errors import ArgumentError, DeviceError, UnknownVariantError, suggestion
+from minblas.errors import ArgumentError, DeviceError
 from minblas.journal import Journal, identity
 from minblas.progress import Progress
 from minblas.shapes import Shape, problem_of, unique
@@ -28,8 +28,6 @@ from minblas.tune_session import Benches, Session, TuneAbortedError
 
 if TYPE_CHECKING:
     import torch
-
-NET: Final = "aten"
 
 
 def tune(
@@ -70,6 +68,7 @@ def tune(
     Raises:
         DeviceError: timing was asked for and there is no GPU.
         UnknownVariantError: a name in `variants` is not known.
+        JournalError: `resume` is no journal, or one of another GPU, torch or triton.
         TuneAbortedError: a candidate left the GPU unusable. Everything before it is in the table and the journal.
     """
     from minblas import dispatch
@@ -82,6 +81,7 @@ def tune(
     allowed = _allowed(known, variants, include_aten)
     todo = unique(problem_of(shape, dtype, layout) for shape in problems)
     arch, env = arch_of(place), environment(place)
+    makers = benches or _benches(known, place)
     journal = Journal(Path(resume) if resume is not None else _new_journal(), {"gpu": env.gpu_name, **asdict(env)})
     report = TuneReport(env, str(journal.path), len(todo), verify_only)
     report.rows += [journal.done[key] for problem in todo if (key := identity(problem)) in journal.done]
@@ -89,7 +89,6 @@ def tune(
     session = Session(
         allowed, arch, journal, top_k, None if variants else lambda problem: dispatch.select(problem, place), verify_only
     )
-    makers = benches or _benches(known, place)
     try:
         with CompilePool(workers if place.type == "cuda" else 0) as pool, Progress("tuning", len(todo), show=progress) as bar:
             for problem, picks in session.ready(session.plan(todo, pool)):
@@ -129,8 +128,7 @@ def _allowed(known: Mapping[str, Variant], names: Sequence[str] | None, include_
         return {name: variant for name, variant in known.items() if name != NET or include_aten}
     names = [names] if isinstance(names, str) else list(names)
     for name in names:
-        if name not in known:
-            raise UnknownVariantError(f"variant {name!r} is not known", "", suggestion(name, known))
+        registry.get(name)
         if why := quarantine.reason(name):
             raise ArgumentError(
                 f"variant {name!r} is quarantined: {why}", "a variant whose results are right", "correct it and register it again"
@@ -152,8 +150,3 @@ def _new_journal() -> Path:
 
 
 __all__ = ["TuneAbortedError", "TuneReport", "tune"]
-
-if __name__ == "__main__":
-    from minblas.tune_main import main
-
-    sys.exit(main())

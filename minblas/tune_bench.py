@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_zoo.spec import GemmProblem, Variant
 from minblas import launch
 from minblas.buffers import Bank, Slots, scalars
-from minblas.device import arch_of
+from minblas.device import arch_of, is_lost
 from minblas.oracle import Oracle, exact_affordable
 from minblas.rival import torch_precision, torch_product
 from minblas.timing import CudaEngine, Engine, Timing, time_interleaved
@@ -92,17 +92,7 @@ class DeviceBench:
 
     def lost(self) -> bool:
         """An error that stays: nothing can be launched any more."""
-        if self._device.type != "cuda":
-            return False
-        import torch
-
-        try:
-            torch.cuda.synchronize(self._device)
-            torch.zeros(1, device=self._device)
-            torch.cuda.synchronize(self._device)
-        except RuntimeError:
-            return True
-        return False
+        return is_lost(self._device)
 
     @property
     def _timer(self) -> Engine:

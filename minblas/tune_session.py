@@ -92,10 +92,7 @@ class Session:
                 )
         except DeviceLostError as error:
             raise self._aborted(problem, error) from error
-        except (
-            MemoryError,
-            RuntimeError,
-        ) as error:  # a shape too large for the device: torch's out-of-memory error is a RuntimeError
+        except (MemoryError, RuntimeError) as error:  # too large for the device: torch's out-of-memory error is a RuntimeError
             result = ShapeResult(problem, note=f"{type(error).__name__}: {error}".splitlines()[0])
         self._report_bad(result)
         row = row_of(result, self._allowed, "verified" if self._verify_only else "shape")

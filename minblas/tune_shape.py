@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from kernel_zoo.spec import GemmProblem, TileConfig
-from minblas.timing import Timing, ratio
+from minblas.timing import ROUNDS, TARGET_US, Timing, ratio
 
 Status = Literal["ok", "wrong", "failed", "slow"]
 
@@ -112,8 +112,8 @@ def tune_shape(
     *,
     compiled: Callable[[Pick], str] = lambda pick: "",
     verify_only: bool = False,
-    rounds: int = 5,
-    target_us: float = 1000.0,
+    rounds: int = ROUNDS,
+    target_us: float = TARGET_US,
 ) -> ShapeResult:
     """Verify the picks, time those that are right, and name the winner.
 
@@ -132,7 +132,7 @@ def tune_shape(
     result = ShapeResult(problem, [Trial(pick) for pick in picks])
     ready = [(trial, prepared) for trial in result.trials if (prepared := _verified(trial, bench, compiled)) is not None]
     if verify_only or not ready:
-        result.note = "" if ready else "no candidate is both right and runs"
+        result.note = "" if ready else _nobody(result.trials)
         return result
     best = min(trial.estimate_us for trial, _ in ready)
     for trial, _ in ready[1:]:
@@ -143,6 +143,13 @@ def tune_shape(
         running = _finalists(_time(bench, running, _COARSE_ROUNDS, min(target_us, _COARSE_US)), result.trials[0])
     _final(result, running, bench, rounds, target_us)
     return result
+
+
+def _nobody(trials: Sequence[Trial]) -> str:
+    """Why nothing is left to time, with the first candidate's own reason."""
+    if not trials:
+        return "no candidate: every variant asked for refuses this shape"
+    return f"no candidate is both right and runs; {trials[0].pick.describe()}: {trials[0].status}, {trials[0].message}"
 
 
 def _verified(trial: Trial, bench: Bench, compiled: Callable[[Pick], str]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +13,11 @@ _PACKAGES: Final = ("minblas", "torch", "triton", "numpy", "pydantic", "rich", "
 
 def versions() -> dict[str, Any]:
     """Versions, devices and settings as data. Asks torch about its GPUs, which wakes them."""
+    from minblas.environment import version  # imports heuristics, which `shadowed` has yet to look at when this file is imported
+
     found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "from source" if package == "minblas" else "absent"
+        found[package] = version(package) or ("from source" if package == "minblas" else "absent")
     import torch
 
     found["cuda"] = torch.version.cuda or "none"

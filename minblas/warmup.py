@@ -112,8 +112,8 @@ def _unrolled(shape: WarmShape) -> Iterator[GemmProblem | tuple[int, ...]]:
     if isinstance(shape, GemmProblem):
         yield shape
         return
-    sizes = tuple(shape)
-    if not all(isinstance(size, int | range) for size in sizes):
+    sizes = tuple(shape) if isinstance(shape, Iterable) else ()
+    if not sizes or not all(isinstance(size, int | range) for size in sizes):
         raise ArgumentError(f"a shape is {shape!r}", "whole numbers or ranges of them: (m, n, k) or (batch, m, n, k)")
     yield from itertools.product(*((size,) if isinstance(size, int) else size for size in sizes))
 
@@ -160,8 +160,11 @@ def _compile(specs: list[build.Specialisation], arch: Arch, workers: int | None,
 
 
 def _compile_here(spec: build.Specialisation, arch: Arch) -> str:
+    from kernel_zoo import interpret
+
     try:
-        build.compile_binary(spec, arch.cc)
+        with interpret.LOCK:  # the interpreter patches triton's language while it runs
+            build.compile_binary(spec, arch.cc)
     except Exception as error:  # the compiler raises types of its own
         return f"{type(error).__name__}: {error}"
     return ""

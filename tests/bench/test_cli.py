@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench import cli, environment
+from bench.run import Request, select_cases
 from heuristics import store
 from heuristics.archs import get_arch
 from heuristics.table import Environment, HeuristicTable, TableEntry, problem_key
@@ -48,6 +49,8 @@ def test_explain_needs_no_gpu_and_names_what_it_picked(run):
     assert "split_k" in text
     data = json.loads(run("explain", 256, 256, 16384, "--layout", "nt", "--arch", "h200", "--json"))
     assert data["variant"] in text
+    asked = json.loads(run("explain", 256, 256, 16384, "--batch-invariant", "--deterministic", "--json"))
+    assert (asked["batch_invariant"], asked["deterministic"]) == (True, True)
 
 
 def test_explain_takes_a_capability_for_a_device(run):
@@ -61,6 +64,9 @@ def test_explain_takes_a_capability_for_a_device(run):
         (("--dtype", "bf17"), "bf17"),
         (("--layout", "xy"), "nn, nt, tn, tt"),
         (("--variant", "tilde"), "tiled"),
+        (("--activation", "gellu"), "gelu"),
+        (("--out-dtype", "bf17"), "out_dtype is 'bf17'"),
+        (("--dtype", "fp32", "--precision", "tf33"), "tf32"),
     ],
 )
 def test_explain_says_what_is_wrong_and_what_is_near(run, words, said):
@@ -117,8 +123,37 @@ def test_a_missing_table_is_an_error(run, tmp_path):
     assert "there is no file" in run("table", "show", tmp_path / "none.json", code=2)
 
 
-def test_tune_without_a_gpu_says_so(run):
-    assert "CUDA" in run("tune", 64, 64, 64, code=2)
+def test_tune_verifies_on_a_cpu_and_keeps_a_journal(run, tmp_path):
+    journal = tmp_path / "out.jsonl"
+    words = ("tune", 32, 40, 48, 16, 16, 32, "--batch", 2, "--dtype", "fp16", "--top-k", 1, "--resume", journal)
+    assert "2 of 2 shapes verified" in run(*words, "--verify-only", "--quiet")
+    rows = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [row["kind"] for row in rows] == ["header", "verified", "verified"]
+    assert [row["problem"]["batch"] for row in rows[1:]] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((64, 64, 64), "CUDA"),
+        ((), "one of the two"),
+        ((64, 64, 64, "--suite", "all-16bit"), "one of the two"),
+        (("--suite", "all-17bit"), "all-17bit"),
+        ((64, 64, 64, "--verify-only", "--variant", "tyled"), "tiled"),
+    ],
+)
+def test_tune_says_what_it_cannot_do(run, monkeypatch, words, said):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert said in run("tune", *words, code=2)
+
+
+def test_a_limit_takes_the_same_shapes_of_a_suite_each_time():
+    request = Request(suites=("all-16bit",), limit=7)
+    chosen = select_cases(request)
+    assert chosen == select_cases(request)
+    assert len(chosen) == 7
+    assert len({problem.shape_class for _, problem in chosen}) > 2
+    assert {problem.dtype for _, problem in chosen} <= {"fp16", "bf16"}
 
 
 def test_sizes_come_in_threes(run):

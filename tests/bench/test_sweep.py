@@ -178,7 +178,7 @@ def test_a_lost_device_ends_the_sweep(plans, monkeypatch):
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(sweep, "_prepare", fault)
-    monkeypatch.setattr(sweep, "_lost", lambda device: True)
+    monkeypatch.setattr(sweep, "is_lost", lambda device: True)
     assert len(list(sweep.sweep(plans, CPU, quick(), engine=CountingEngine()))) == 1
 
 

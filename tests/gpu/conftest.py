@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from kernel_zoo.gate import compile_all
+from minblas.compile_pool import CompilePool
 from tests.kernel_zoo.cases import Case
 
 if not torch.cuda.is_available():
@@ -37,16 +37,17 @@ def device() -> torch.device:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(request: pytest.FixtureRequest) -> int:
-    """Every binary that the selected tests need, compiled by as many processes as there are CPUs into triton's disk cache."""
+    """Every binary that the selected tests need, and its launcher, built in parallel into triton's disk cache."""
     parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    jobs = [job for given in parameters if isinstance(given.get("case"), Case) for job in given["case"].jobs()]
+    jobs = dict.fromkeys(job for given in parameters if isinstance(given.get("case"), Case) for job in given["case"].jobs())
     start = time.perf_counter()
-    built = compile_all(jobs, read=False)
-    failures = {job: text for job, text in built.items() if isinstance(text, str)}
-    print(f"\ntests/gpu: {len(built)} binaries compiled in {time.perf_counter() - start:.0f} s, {len(failures)} failed")
+    with CompilePool() as pool:
+        answers = {job: future.result() for job, future in [(job, pool.submit(*job)) for job in jobs]}
+    failures = {job: answer.message for job, answer in answers.items() if answer.status == "failed"}
+    print(f"\ntests/gpu: {len(answers)} binaries compiled in {time.perf_counter() - start:.0f} s, {len(failures)} failed")
     for (spec, _), text in list(failures.items())[:10]:
         print(f"  {spec.kernel.__name__}: {text}")
-    return len(built)
+    return len(answers)
 
 
 @pytest.fixture(autouse=True)

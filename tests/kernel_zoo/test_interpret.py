@@ -1,6 +1,7 @@
 """Running recipes on the CPU: in any order with compiling, from any thread, with correct rounding."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from kernel_zoo import build, catalog, interpret
 from kernel_zoo.matrices import matrix
 from kernel_zoo.reference import make_slots, verify
-from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
+from kernel_zoo.spec import Epilogue, GemmProblem, Operand, Recipe, TileConfig
 from tests.kernel_zoo.cases import H200, INTERPRETED, Case, operand, small_tiles
 
 TILED = catalog.get("tiled")
@@ -141,3 +142,11 @@ def test_tf32_rounds_its_inputs_to_nearest():
     matrix(slots["B"], problem.b, 1).fill_(1.0)
     run(problem, slots)
     assert float(matrix(slots["OUT"], problem.out, 1)) == 1 + 2**-10
+
+
+def test_a_constant_the_kernel_does_not_have_is_refused_as_the_compiler_would():
+    problem = GemmProblem.of(16, 16, 16, "fp16")
+    (call,) = TILED.plan(problem, SMALL, H200).calls
+    wrong = replace(call, constants={**call.constants, "FOO": 1})
+    with pytest.raises(TypeError, match="unknown constants: \\['FOO'\\]"):
+        interpret.run(Recipe((wrong,)), make_slots(problem), {"ALPHA": 1.0, "BETA": 0.0})

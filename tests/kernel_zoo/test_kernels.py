@@ -38,8 +38,8 @@ def test_every_knob_and_every_input_type_a_variant_takes_is_among_its_cases(vari
 def elements_are_distinct(operand, batch):
     """Whether dims that vary (stride other than 0) reach every element by one index only."""
     reach = 0
-    varying = [(stride, size) for size, stride in zip((batch, operand.rows, operand.cols), operand.strides, strict=True) if stride and size > 1]
-    for stride, size in sorted(varying):
+    dims = zip(operand.strides, (batch, operand.rows, operand.cols), strict=True)
+    for stride, size in sorted((stride, size) for stride, size in dims if stride and size > 1):
         if stride <= reach:
             return False
         reach += stride * (size - 1)

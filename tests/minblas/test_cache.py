@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 import minblas
-from minblas import dispatch, settings
+from heuristics import store
+from heuristics.archs import ARCHS
+from kernel_zoo import catalog
+from minblas import dispatch, registry, settings
 from minblas.cache import CACHE, PlanCache
 from minblas.errors import SettingsError
 
@@ -109,10 +112,6 @@ def test_threads_while_variants_come_and_go():
 
 
 def like_aten(name: str):
-    from dataclasses import replace
-
-    from kernel_zoo import catalog
-
     return replace(catalog.get("aten"), name=name, origin="user")
 
 
@@ -141,3 +140,38 @@ def test_a_registration_is_seen_by_warm_calls():
         dispatch.unregister("test.late")
     with pytest.raises(minblas.errors.UnknownVariantError):
         minblas.gemm(a, b, variant="test.late")
+
+
+def test_tables_read_before_a_change_are_not_kept_after_it(monkeypatch):
+    reads: list[str] = []
+    changes: list[threading.Thread] = []
+
+    def slow_read(arch):
+        reads.append(arch.name)
+        if len(reads) == 1:  # another thread saves a table while this one reads
+            changes.append(threading.Thread(target=dispatch.forget_plans))
+            changes[0].start()
+            changes[0].join(0.2)
+        return ()
+
+    dispatch.forget_plans()
+    monkeypatch.setattr(store, "user_tables", slow_read)
+    dispatch.tables(ARCHS["h200"])
+    changes[0].join()
+    dispatch.tables(ARCHS["h200"])
+    monkeypatch.undo()
+    dispatch.forget_plans()
+    assert reads == ["h200", "h200"]
+
+
+def test_a_record_is_exchanged_in_its_place():
+    for name in ("test.first", "test.second"):
+        dispatch.register(like_aten(name))
+    try:
+        registry.exchange(replace(like_aten("test.first"), summary="another"))
+        registry.exchange(like_aten("test.unknown"))
+        assert [variant.name for variant in dispatch.registry()][-2:] == ["test.first", "test.second"]
+        assert dispatch.get("test.first").summary == "another"
+    finally:
+        dispatch.unregister("test.first")
+        dispatch.unregister("test.second")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 import triton
@@ -105,6 +106,16 @@ def test_what_another_process_cannot_name_is_left_to_the_caller(monkeypatch):
 def test_no_workers():
     with CompilePool(0) as pool:
         assert pool.submit(spec_of(), 90).result(timeout=1).status == "unknown"
+
+
+def test_without_a_process_to_be_had_the_caller_compiles(monkeypatch):
+    def refuse(*arguments, **keywords):
+        raise OSError("resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with CompilePool(1) as pool:
+        answers = [pool.submit(spec_of(tile), 90).result(timeout=10) for tile in TILES]
+    assert all(answer.status == "unknown" and "resource temporarily" in answer.message for answer in answers)
 
 
 def test_closing_early_drops_what_is_pending():

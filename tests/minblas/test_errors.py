@@ -191,3 +191,29 @@ def test_errors_survive_pickling():
 def test_every_error_is_exported_and_catchable():
     for name in errors.__all__:
         assert issubclass(getattr(errors, name), MinblasError)
+
+
+def test_shapes_are_told_as_they_were_given_and_only_turns_that_fit_are_proposed():
+    message = str(refused(errors.ShapeError, ["a is (4, 6) with trans_a=True", "leave trans_a away"], A, B, trans_a=True))
+    assert "a's second to last dimension (4) equal to b's second to last (6)" in message
+    assert "trans_b" not in message
+    refused(errors.ShapeError, ["no transpose"], A, torch.ones(7, 9))
+    refused(errors.ShapeError, ["pass trans_a=True (or a.mT)"], torch.ones(6, 4), B)
+
+
+def test_torchs_names_tell_their_own_arguments():
+    refused(errors.ShapeError, ["mat1 is (6, 5)", "comes first"], A, B, torch.ones(4, 5), function=minblas.addmm)
+    refused(errors.ShapeError, ["weight is (6, 5)", "(out, in)", "weight.mT"], A, B, function=minblas.linear)
+    three = [tensor.expand(2, *tensor.shape) for tensor in (A, B, torch.ones(4, 5))]
+    refused(errors.ShapeError, ["batch1 is (2, 6, 5)", "comes first"], *three, function=minblas.baddbmm)
+
+
+@pytest.mark.parametrize("name", ["trans_a", "trans_b", "deterministic", "batch_invariant"])
+def test_letters_are_no_flags(name):
+    """BLAS's "N" would count as True."""
+    refused(errors.ArgumentError, [f"{name} is 'N'", "False"], A, B, **{name: "N"})
+
+
+def test_text_is_no_number_and_a_tuple_no_tile():
+    refused(errors.ArgumentError, ["alpha is a str"], A, B, "2")
+    refused(errors.ArgumentError, ["tile is (16, 16, 16)", "TileConfig"], A, B, variant="tiled", tile=(16, 16, 16))

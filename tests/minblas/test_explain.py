@@ -96,3 +96,28 @@ def test_stats_count_warm_and_cold_calls_and_survive_forgetting():
     assert minblas.stats().as_dict()["calls"] == {"aten": 4}
     assert "4 calls: aten 4" in str(minblas.stats(reset=True))
     assert minblas.stats().calls == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "keywords"),
+    [
+        (errors.ArgumentError, "did you mean 'gelu'", {"activation": "gellu"}),
+        (errors.ArgumentError, "for int8 inputs", {"dtype": "int8", "activation": "gelu"}),
+        (errors.DTypeError, "out_dtype is 'bf17'", {"out_dtype": "bf17"}),
+        (errors.DTypeError, "out_dtype is bf16 for int8 inputs", {"dtype": "int8", "out_dtype": "bf16"}),
+        (errors.ArgumentError, "did you mean 'layout'", {"layuot": "nt"}),
+        (errors.ArgumentError, "^precision is 'tf33'", {"dtype": "fp32", "precision": "tf33"}),
+        (errors.ArgumentError, "^layout is 'NT'", {"layout": "NT"}),
+    ],
+)
+def test_sizes_that_gemm_would_refuse(kind, words, keywords):
+    with pytest.raises(kind, match=words):
+        minblas.explain(64, 64, 64, **keywords)
+
+
+def test_sizes_follow_the_options():
+    with minblas.options(batch_invariant=True, deterministic=True):
+        problem = minblas.explain(64, 64, 64).problem
+        assert (problem.batch_invariant, problem.deterministic) == (True, True)
+        assert not minblas.explain(64, 64, 64, batch_invariant=False).problem.batch_invariant
+    assert not minblas.explain(64, 64, 64).problem.deterministic

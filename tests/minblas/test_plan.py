@@ -51,6 +51,7 @@ def test_trans_and_empty_plans():
         (lambda a, b: {"a": a.half()}, ["a has dtype torch.float16"]),
         (lambda a, b: {"a": dirty(8, 24, offset=1)}, ["a has an address", "4 bytes", "16"]),
         (lambda a, b: {"c": torch.ones(8, 16)}, ["c is given"]),
+        (lambda a, b: {"c": 2.0}, ["c is given", "alpha and beta go by name"]),
         (lambda a, b: {"bias": torch.ones(16)}, ["bias is given"]),
         (lambda a, b: {"out": torch.ones(8, 17)[:, :16]}, ["out has strides (17, 1)"]),
         (lambda a, b: {"alpha": 2.0}, ["alpha is 2.0", "1.0"]),

@@ -127,6 +127,9 @@ def test_only_declared_tiles_fit():
     [
         ({"name": "tutorial"}, "words with a dot between"),
         ({"name": "me."}, "words with a dot between"),
+        ({"name": "a b"}, "for example 'me.tutorial'"),
+        ({"name": 3}, "a variant's name is 3"),
+        ({"candidates": [(64, 64, 32)]}, "a candidate is (64, 64, 32); needed: a minblas.TileConfig"),
         ({"dtypes": ["fp17"]}, "fp17"),
         ({"dtypes": "fp16"}, "a list of types"),
         ({"dtypes": []}, "a list of types"),

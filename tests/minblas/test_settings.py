@@ -161,3 +161,29 @@ def test_quiet_by_default_and_audible_when_asked(capsys):
     finally:
         root.handlers[:], root.propagate = handlers, propagate
         log.get("dispatch").setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workspace_limit": "1GB"},
+        {"workspace_limit": -1},
+        {"interpret_cap": "many"},
+        {"interpret_cap": None},
+        {"deterministic": "yes"},
+        {"batch_invariant": 1},
+        {"arch": None},
+        {"variant": 3},
+    ],
+)
+def test_values_of_the_wrong_type_are_refused_at_once(changes):
+    (name,) = changes
+    with pytest.raises(SettingsError, match=f"{name} is .*needed: "):
+        options(**changes)
+
+
+def test_a_wrong_choice_in_the_environment_names_the_variable():
+    with pytest.raises(SettingsError, match=r"MINBLAS_ON_COLD is 'rais'.*compile, aten or raise"):
+        from_environment({"MINBLAS_ON_COLD": "rais"})
+    with pytest.raises(SettingsError, match="MINBLAS_WORKSPACE_LIMIT is '-1'"):
+        from_environment({"MINBLAS_WORKSPACE_LIMIT": "-1"})

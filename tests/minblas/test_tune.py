@@ -14,7 +14,7 @@ import minblas
 from heuristics import store
 from heuristics.table import Environment, problem_key
 from kernel_zoo.spec import GemmProblem, TileConfig
-from minblas import dispatch, errors, quarantine, tune_main
+from minblas import dispatch, errors, quarantine
 from minblas.journal import JournalError, identity, problem_from_dict, problem_to_dict, read_lines
 from minblas.shapes import problem_of, unique
 from minblas.tune import TuneAbortedError, tune
@@ -277,30 +277,6 @@ def test_problems_survive_the_journal():
     again = problem_from_dict(json.loads(json.dumps(problem_to_dict(problem))))
     assert again == problem
     assert identity(again) == identity(problem)
-
-
-class TestScript:
-    def test_verify_only(self, tmp_path, capsys):
-        journal = tmp_path / "out.jsonl"
-        options = ["--shapes", "32x40x48,2x16x16x32", "--dtype", "fp16", "--top-k", "1", "--journal", str(journal)]
-        assert tune_main.main([*options, "--verify-only", "--quiet"]) == 0
-        assert "2 of 2 shapes verified" in capsys.readouterr().out
-        assert len(rows(journal)) == 3
-
-    def test_suites(self):
-        options = tune_main.parser().parse_args(["--suites", "all-16bit", "--limit", "7", "--shuffle"])
-        problems = tune_main.problems(options)
-        assert len(problems) == 7
-        assert all(problem.dtype in ("fp16", "bf16") for problem in problems)
-        assert problems == tune_main.problems(options)
-
-    @pytest.mark.parametrize("arguments", [[], ["--suites", "all-17bit"], ["--shapes", "32x32x32"]])
-    def test_errors(self, arguments, capsys, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(SystemExit) as caught:
-            tune_main.main([*arguments, "--quiet"])
-        assert caught.value.code == 2
-        assert "error: " in capsys.readouterr().err
 
 
 def test_a_tile_is_kept_as_it_was(files):

@@ -125,7 +125,8 @@ def test_what_does_not_compile_is_not_prepared():
 def test_nobody_left():
     result, bench = tuned([30.0, 31.0], wrong=PICKS[:2])
     assert result.winner is None
-    assert result.note == "no candidate is both right and runs"
+    assert result.note.startswith(f"no candidate is both right and runs; {PICKS[0].describe()}: wrong, ")
+    assert tune_shape(PROBLEM, [], bench).note == "no candidate: every variant asked for refuses this shape"
     assert bench.rounds == []
     result, _ = tuned([30.0, 31.0], uncapturable=[*PICKS[:2], "torch"])
     assert (result.winner, result.note) == (None, "no candidate could be timed")

@@ -105,7 +105,7 @@ def test_loading_on_a_gpu(compiled, monkeypatch):
     assert "loaded in" in str(report)
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (64, "64", 64), (64, 64, 64.0)])
+@pytest.mark.parametrize("shape", [(64, 64), (64, "64", 64), (64, 64, 64.0), 64])
 def test_shapes_that_are_none(shape):
     with pytest.raises(errors.ArgumentError, match="a shape is"):
         warmup([shape], workers=0)
