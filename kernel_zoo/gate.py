@@ -7,22 +7,13 @@ family, TMA where there are descriptors, asynchronous copies where aligned opera
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-import os
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Final
 
-from kernel_zoo.build import Specialisation, compile_binary, resources, specialise
+from kernel_zoo.build import Specialisation, specialise
+from kernel_zoo.compile_pool import Answer, compile_all
 from kernel_zoo.spec import VECTOR_BYTES, Arch, Descriptor, GemmProblem, Recipe, Resources, TileConfig, Variant
-
-#: A compiled kernel's resources, None where they were not asked for, or why there is no kernel.
-Built = Resources | str | None
-Job = tuple[Specialisation, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +59,7 @@ def gate(rows: Iterable[GateRow], workers: int | None = None) -> list[GateResult
     return [_judge(row, recipe, [built[job] for job in row_jobs], faults) for row, recipe, row_jobs, faults in planned]
 
 
-def compile_all(jobs: Iterable[Job], workers: int | None = None, *, read: bool = True) -> dict[Job, Built]:
-    """Compile (specialisation, compute capability) pairs in worker processes, into triton's disk cache.
-
-    Args:
-        jobs: what to compile; duplicates are compiled once.
-        workers: processes; the number of CPUs by default.
-        read: read the binary's resources; without it a compiled job's value is None.
-
-    Returns:
-        Per job its resources, or one line that says why it did not compile.
-    """
-    unique = list(dict.fromkeys(jobs))
-    portable = [job for job in unique if _is_importable(job[0].kernel)]
-    results: dict[Job, Built] = {}
-    count = min(workers or os.cpu_count() or 1, len(portable))
-    if count > 1:
-        results.update(_compile_in_pool(portable, count, read))
-    for job in unique:
-        if job not in results:
-            results[job] = _compile(job, read)
-    return results
-
-
-def _plan(row: GateRow) -> tuple[Recipe, list[Job], tuple[str, ...]]:
+def _plan(row: GateRow) -> tuple[Recipe, list[tuple[Specialisation, int]], tuple[str, ...]]:
     refusal = row.variant.refusal(row.problem, row.arch, row.tile)
     if refusal is not None:
         return Recipe(()), [], (f"refused: {refusal.sentence}",)
@@ -99,9 +67,11 @@ def _plan(row: GateRow) -> tuple[Recipe, list[Job], tuple[str, ...]]:
     return recipe, [(specialise(call), row.arch.cc) for call in recipe.calls], ()
 
 
-def _judge(row: GateRow, recipe: Recipe, built: list[Built], faults: tuple[str, ...]) -> GateResult:
-    found = tuple(item for item in built if isinstance(item, Resources))
-    failures = tuple(f"does not compile: {item}" for item in built if isinstance(item, str))
+def _judge(row: GateRow, recipe: Recipe, built: list[Answer], faults: tuple[str, ...]) -> GateResult:
+    found = tuple(answer.resources for answer in built if answer.resources is not None)
+    failures = tuple(f"does not compile: {answer.message}" for answer in built if answer.status == "failed")
+    unread = any(answer.status == "ok" and answer.resources is None for answer in built)
+    failures += ("its machine code cannot be read: cuobjdump is missing",) if unread else ()
     if not faults and not failures:
         faults = (*_resource_faults(found, row.arch), *_instruction_faults(row, recipe, found))
     return GateResult(row, found, faults + failures)
@@ -148,79 +118,4 @@ def _vectorised(problem: GemmProblem) -> bool:
     return (problem.a.layout == "n" or problem.m % width == 0) and (problem.b.layout == "t" or problem.n % width == 0)
 
 
-def _is_importable(kernel: Any) -> bool:
-    return kernel.fn.__module__ != "__main__" and _resolve(*_path(kernel)) is kernel
-
-
-def _path(kernel: Any) -> tuple[str, str]:
-    return kernel.fn.__module__, kernel.fn.__qualname__
-
-
-def _resolve(module: str, name: str) -> Any:
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return None
-    return found
-
-
-def _compile(job: Job, read: bool) -> Built:
-    try:
-        compiled = compile_binary(*job)
-    except Exception as error:  # the compiler raises its own types, RuntimeError and CalledProcessError alike
-        return _one_line(error)
-    return resources(compiled) if read else None
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
-
-
-def _compile_in_pool(jobs: list[Job], count: int, read: bool) -> dict[Job, Built]:
-    results: dict[Job, Built] = {}
-    try:
-        with _pool(count) as pool:
-            futures = [pool.submit(_worker, *_packed(job), read) for job in jobs]
-            for job, future in zip(jobs, futures, strict=True):
-                results[job] = future.result()
-    except BrokenProcessPool:
-        # A compiler that aborts takes its process along: the jobs left are tried one process each.
-        results.update({job: _compile_alone(job, read) for job in jobs if job not in results})
-    return results
-
-
-def _compile_alone(job: Job, read: bool) -> Built:
-    try:
-        with _pool(1) as pool:
-            return pool.submit(_worker, *_packed(job), read).result()
-    except BrokenProcessPool:
-        return "the compiler died"
-
-
-_PRELOADED: Final = ["kernel_zoo.build", "triton.compiler", "triton.backends.compiler"]
-
-
-def _pool(count: int) -> ProcessPoolExecutor:
-    """Workers that share no threads or CUDA state with this process."""
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(_PRELOADED)
-    return ProcessPoolExecutor(count, mp_context=context)
-
-
-def _packed(job: Job) -> tuple[Any, ...]:
-    """A job as plain data: kernels are named, because jitted functions do not pickle."""
-    spec, cc = job
-    return (*_path(spec.kernel), spec.signature, spec.constants, spec.divisors, spec.num_warps, spec.num_stages, cc)
-
-
-def _worker(module: str, name: str, *rest: Any) -> Built:
-    *fields, cc, read = rest
-    return _compile((Specialisation(_resolve(module, name), *fields), cc), read)
-
-
-__all__ = ["Built", "GateResult", "GateRow", "Job", "compile_all", "gate"]
+__all__ = ["GateResult", "GateRow", "gate"]

@@ -170,7 +170,7 @@ def _tiles(variant: Variant, problem: GemmProblem, arch: Arch, device: torch.dev
 
 def _compile_ahead(variant: Variant, planned: Iterable[tuple[Case, Tile]], arch: Arch) -> None:
     """Fill Triton's disk cache in parallel; what fails here fails again, and is reported, where it is run."""
-    from minblas.compile_pool import CompilePool
+    from kernel_zoo.compile_pool import CompilePool
     from minblas.tune_session import submit
 
     with CompilePool() as pool:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from heuristics import store
 from heuristics.policy import NET
+from kernel_zoo.compile_pool import CompilePool
 from kernel_zoo.spec import Variant
 from minblas import log, quarantine, registry
-from minblas.compile_pool import CompilePool
 from minblas.errors import ArgumentError, DeviceError
 from minblas.journal import Journal, identity
 from minblas.progress import Progress

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from heuristics import model
 from kernel_zoo import build
+from kernel_zoo.compile_pool import Answer, CompilePool
 from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant
 from minblas import dispatch, log, quarantine
-from minblas.compile_pool import Answer, CompilePool
 from minblas.errors import MinblasError, NoVariantError, VariantError
 from minblas.journal import Journal, identity, problem_to_dict
 from minblas.tune_report import row_of
@@ -116,8 +116,8 @@ class Session:
         for answer in answers:
             if answer.status == "failed":
                 return f"does not compile: {answer.message}"
-            if answer.spills:
-                return f"spills registers: {answer.spills} accesses to local memory"
+            if answer.resources is not None and answer.resources.spills:
+                return f"spills registers: {answer.resources.spills} accesses to local memory"
         return ""
 
     def _aborted(self, problem: GemmProblem, error: DeviceLostError) -> TuneAbortedError:

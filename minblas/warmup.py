@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kernel_zoo import build
+from kernel_zoo.compile_pool import CompilePool
+from kernel_zoo.compile_worker import compile_here
 from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant
 from minblas import dispatch, log
-from minblas.compile_pool import CompilePool
 from minblas.errors import ArgumentError, MinblasError
 from minblas.shapes import problem_of
 
@@ -162,12 +163,8 @@ def _compile(specs: list[build.Specialisation], arch: Arch, workers: int | None,
 def _compile_here(spec: build.Specialisation, arch: Arch) -> str:
     from kernel_zoo import interpret
 
-    try:
-        with interpret.LOCK:  # the interpreter patches triton's language while it runs
-            build.compile_binary(spec, arch.cc)
-    except Exception as error:  # the compiler raises types of its own
-        return f"{type(error).__name__}: {error}"
-    return ""
+    with interpret.LOCK:  # the interpreter patches triton's language while it runs
+        return compile_here(spec, arch.cc, read=False).message
 
 
 def _load(picks: Iterable[Pick], arch: Arch, device: torch.device, failures: list[str]) -> int:

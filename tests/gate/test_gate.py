@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from kernel_zoo import catalog, gate
-from kernel_zoo.build import specialise
+from kernel_zoo import catalog, compile_pool, gate
+from kernel_zoo.compile_pool import Answer
 from kernel_zoo.gate import GateRow
-from kernel_zoo.spec import GemmProblem, KernelCall, Operand, Resources, TileConfig, Variant, View
+from kernel_zoo.spec import GemmProblem, KernelCall, Operand, Resources, TileConfig, Variant
 from kernel_zoo.triton_compat import tl, triton
 from tests.kernel_zoo.cases import H200
 
@@ -50,7 +50,7 @@ def test_rows_of_every_family_pass_and_come_back_in_order():
 
 
 def test_a_refused_row_fails_with_the_refusal_and_compiles_nothing(monkeypatch):
-    monkeypatch.setattr(gate, "compile_binary", lambda *job: pytest.fail("compiled"))
+    monkeypatch.setattr(compile_pool, "compile_here", lambda *job: pytest.fail("compiled"))
     (result,) = gate.gate([GateRow(TMA, GemmProblem.of(255, 255, 255), TILE, H200, "table.json")])
     assert not result.ok
     assert result.faults[0].startswith("refused: a's lines start at multiples of 2 bytes")
@@ -59,10 +59,10 @@ def test_a_refused_row_fails_with_the_refusal_and_compiles_nothing(monkeypatch):
 
 def test_equal_binaries_are_compiled_once(monkeypatch):
     compiled = []
-    monkeypatch.setattr(gate, "compile_binary", lambda spec, cc: compiled.append((spec, cc)))
-    monkeypatch.setattr(gate, "resources", lambda binary: Resources(1, 1, 0, ("wgmma", "mma", "cp.async")))
+    kinds = Resources(1, 1, 0, ("wgmma", "mma", "cp.async"))
+    monkeypatch.setattr(compile_pool, "compile_here", lambda *job: compiled.append(job) or Answer("ok", resources=kinds))
     rows = [GateRow(TILED, GemmProblem.of(m, 256, 256), TILE, arch) for m in (256, 512, 1024) for arch in (H200, A100)]
-    assert all(result.ok for result in gate.gate(rows, workers=1))
+    assert all(result.ok for result in gate.gate(rows, workers=0))
     assert sorted(cc for _, cc in compiled) == [80, 90]
 
 
@@ -76,21 +76,19 @@ def test_equal_binaries_are_compiled_once(monkeypatch):
     ],
 )
 def test_each_fault_is_named(monkeypatch, found, message):
-    monkeypatch.setattr(gate, "compile_binary", lambda spec, cc: None)
-    monkeypatch.setattr(gate, "resources", lambda binary: found)
+    monkeypatch.setattr(compile_pool, "compile_here", lambda *job: Answer("ok", resources=found))
     (result,) = gate.gate([GateRow(TILED, SQUARE, TILE, H200)], workers=1)
     assert result.faults == (message,)
 
 
 def test_each_fault_of_other_families_is_named(monkeypatch):
-    monkeypatch.setattr(gate, "compile_binary", lambda spec, cc: None)
-    monkeypatch.setattr(gate, "resources", lambda binary: Resources(1, 1, 0, ()))
+    monkeypatch.setattr(compile_pool, "compile_here", lambda *job: Answer("ok", resources=Resources(1, 1, 0, ())))
     rows = [
         GateRow(TMA, SQUARE, replace(TILE, num_warps=2), H200),
         GateRow(GEMV, GemmProblem.of(1, 4096, 4096), TileConfig(1, 256, 16, 1, 1, 4, 1), H200),
         GateRow(TILED, GemmProblem.of(256, 256, 0), TILE, H200),
     ]
-    faults = [result.faults for result in gate.gate(rows, workers=1)]
+    faults = [result.faults for result in gate.gate(rows, workers=0)]
     assert faults[0] == ("no tensor-core instructions", "no TMA copies although operands are given as descriptors")
     assert faults[1] == ("no fp32 multiply-adds",)
     assert faults[2] == ()
@@ -126,37 +124,6 @@ def test_a_kernel_that_does_not_compile_fails_with_the_compilers_words():
     assert len(result.faults) == 1
     assert result.faults[0].startswith("does not compile: ")
     assert "never" in result.faults[0]
-
-
-def test_a_kernel_that_workers_cannot_import_is_compiled_here():
-    @triton.jit
-    def local_kernel(X, N: tl.constexpr):
-        tl.store(X, 0.0)
-
-    spec = specialise(KernelCall(local_kernel, (1,), (View("OUT", SQUARE.out),), {"N": 1}))
-    assert not gate._is_importable(local_kernel)
-    found = gate.compile_all([(spec, 90), (spec, 90)], workers=2)
-    assert found[(spec, 90)].spills == 0
-    assert gate.compile_all([(spec, 90)], read=False) == {(spec, 90): None}
-
-
-def test_a_compiler_that_dies_fails_its_own_row_only(monkeypatch):
-    """What is left after a worker died is compiled one process each."""
-    specs = [specialise(TILED.plan(SQUARE, replace(TILE, block_n=n), H200).calls[0]) for n in (32, 64)]
-    jobs = [(spec, 90) for spec in specs]
-    packed = gate._packed
-    monkeypatch.setattr(gate, "_packed", lambda job: ("os", "abort", *packed(job)[2:]) if job == jobs[0] else packed(job))
-    monkeypatch.setattr(gate, "_worker", _dying_worker)
-    found = gate.compile_all(jobs, workers=2, read=False)
-    assert found == {jobs[0]: "the compiler died", jobs[1]: None}
-
-
-def _dying_worker(module, name, *rest):
-    if module == "os":
-        import os
-
-        os._exit(1)
-    return None
 
 
 def test_the_script_gates_a_tables_rows(tmp_path, capsys):

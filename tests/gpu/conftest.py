@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from minblas.compile_pool import CompilePool
+from kernel_zoo.compile_pool import compile_all
 from tests.kernel_zoo.cases import Case
 
 if not torch.cuda.is_available():
@@ -39,10 +39,9 @@ def device() -> torch.device:
 def compiled(request: pytest.FixtureRequest) -> int:
     """Every binary that the selected tests need, and its launcher, built in parallel into triton's disk cache."""
     parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    jobs = dict.fromkeys(job for given in parameters if isinstance(given.get("case"), Case) for job in given["case"].jobs())
+    jobs = [job for given in parameters if isinstance(given.get("case"), Case) for job in given["case"].jobs()]
     start = time.perf_counter()
-    with CompilePool() as pool:
-        answers = {job: future.result() for job, future in [(job, pool.submit(*job)) for job in jobs]}
+    answers = compile_all(jobs)
     failures = {job: answer.message for job, answer in answers.items() if answer.status == "failed"}
     print(f"\ntests/gpu: {len(answers)} binaries compiled in {time.perf_counter() - start:.0f} s, {len(failures)} failed")
     for (spec, _), text in list(failures.items())[:10]:

@@ -12,12 +12,13 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
 from kernel_zoo.build import Specialisation
-from minblas.compile_worker import Answer, Job
+from kernel_zoo.compile_worker import Answer, Job, compile_here
 
 _TIMEOUT_S: Final = 300.0
 _SCRIPT = Path(__file__).with_name("compile_worker.py")
@@ -158,4 +159,19 @@ class _Worker:
         self._source.close()
 
 
-__all__ = ["Answer", "CompilePool", "job_of"]
+def compile_all(jobs: Iterable[tuple[Specialisation, int]], workers: int | None = None) -> dict[tuple[Specialisation, int], Answer]:
+    """The answer for every (specialisation, compute capability); what no worker can take is compiled here.
+
+    Args:
+        jobs: duplicates are compiled once.
+        workers: processes, by default one per CPU, since this one only waits; 0 compiles here.
+    """
+    unique = list(dict.fromkeys(jobs))
+    count = os.cpu_count() if workers is None else workers
+    with CompilePool(0 if len(unique) < 2 else count) as pool:
+        futures = [(job, pool.submit(*job)) for job in unique]
+        answers = {job: future.result() for job, future in futures}
+    return {job: compile_here(*job) if answer.status == "unknown" else answer for job, answer in answers.items()}
+
+
+__all__ = ["Answer", "CompilePool", "compile_all", "job_of"]

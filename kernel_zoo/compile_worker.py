@@ -2,7 +2,7 @@
 
 Run by path, not as part of the package, so that it imports triton and the kernels but not torch: it starts in a second and never
 touches a device. It reads pickled frames from standard input: first the parent's sys.path, then jobs; each job is answered by
-(status, message, spills) with status "ok", "failed" or "unknown" (the kernel cannot be found here; the parent must compile it).
+(status, message, resources) with status "ok", "failed" or "unknown" (the kernel cannot be found here; the parent must compile it).
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from kernel_zoo.spec import Resources
 
 #: (module, qualified name, signature, constants, divisors, num_warps, num_stages, compute capability)
 Job = tuple[str, str, tuple[str, ...], tuple[tuple[int, Any], ...], tuple[int, ...], int, int, int]
@@ -22,11 +25,11 @@ Job = tuple[str, str, tuple[str, ...], tuple[tuple[int, Any], ...], tuple[int, .
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a compilation ended."""
+    """How a compilation ended: "ok", "failed" or "unknown", why, and what the binary needs where that could be read."""
 
     status: str
     message: str = ""
-    spills: int = 0
+    resources: Resources | None = None
 
 
 def find_kernel(module: str, qualname: str) -> Any:
@@ -38,22 +41,30 @@ def find_kernel(module: str, qualname: str) -> Any:
 
 
 def compile_job(job: Job) -> Answer:
-    """Compile one binary into the disk cache, and count its accesses to local memory."""
-    from kernel_zoo.build import Specialisation, compile_binary, resources
+    """Compile one binary into the disk cache, and read what it needs."""
+    from kernel_zoo.build import Specialisation
 
     module, qualname, signature, constants, divisors, num_warps, num_stages, cc = job
     try:
         kernel = find_kernel(module, qualname)
     except Exception as error:  # a user's module may fail to import in any way
         return Answer("unknown", f"{module}.{qualname}: {error!r}")
+    return compile_here(Specialisation(kernel, signature, constants, divisors, num_warps, num_stages), cc, launcher=True)
+
+
+def compile_here(spec: Any, cc: int, *, launcher: bool = False, read: bool = True) -> Answer:
+    """Compile a specialisation in this process; where asked, its C launcher too, and read what the binary needs."""
+    from kernel_zoo.build import compile_binary, resources
+
     try:
-        compiled = compile_binary(Specialisation(kernel, signature, constants, divisors, num_warps, num_stages), cc)
+        compiled = compile_binary(spec, cc)
     except Exception as error:  # the compiler raises types of its own, MLIR's included
         text = str(error) or repr(error)
         return Answer("failed", f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}")
-    build_launcher(compiled)
+    if launcher:
+        build_launcher(compiled)
     try:
-        return Answer("ok", spills=resources(compiled).spills)
+        return Answer("ok", resources=resources(compiled) if read else None)
     except (OSError, subprocess.CalledProcessError):  # no disassembler: the binary is there all the same
         return Answer("ok")
 
@@ -93,7 +104,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def _send(sink: BinaryIO, answer: Answer) -> None:
-    pickle.dump((answer.status, answer.message, answer.spills), sink)
+    pickle.dump((answer.status, answer.message, answer.resources), sink)
     sink.flush()
 
 

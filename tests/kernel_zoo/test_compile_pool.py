@@ -11,9 +11,9 @@ import triton.language as tl
 
 from heuristics.archs import ARCHS
 from kernel_zoo import build, catalog
+from kernel_zoo.compile_pool import Answer, CompilePool, compile_all, job_of
+from kernel_zoo.compile_worker import compile_job, find_kernel
 from kernel_zoo.spec import GemmCall, GemmProblem, KernelCall
-from minblas.compile_pool import Answer, CompilePool, job_of
-from minblas.compile_worker import compile_job, find_kernel
 from tests.minblas.user_kernels import TILES, recipe, tutorial_kernel
 
 H200 = ARCHS["h200"]
@@ -48,7 +48,8 @@ def test_binaries_land_where_the_parent_looks(tmp_path):
     tile = variant.space(PROBLEM, H200)[0]
     spec = build.specialise(variant.plan(PROBLEM, tile, H200).calls[0])
     with CompilePool(1) as pool:
-        assert pool.submit(spec, 90).result(timeout=120) == Answer("ok")
+        answer = pool.submit(spec, 90).result(timeout=120)
+        assert answer == Answer("ok", resources=build.resources(build.compile_binary(spec, 90)))
         assert pool.submit(spec, 90) is pool.submit(spec, 90)
     before = set(tmp_path.rglob("*.cubin"))
     assert before
@@ -68,12 +69,12 @@ def test_a_compiler_that_dies_costs_one_job(monkeypatch, tmp_path):
     script = tmp_path / "compile_worker.py"
     script.write_text(
         "import os, sys\n"
-        "from minblas import compile_worker\n"
+        "from kernel_zoo import compile_worker\n"
         "real = compile_worker.compile_job\n"
         "compile_worker.compile_job = lambda job: os.abort() if 'aborting' in job[1] else real(job)\n"
         "compile_worker.serve(sys.stdin.buffer, os.fdopen(os.dup(1), 'wb'))\n"
     )
-    monkeypatch.setattr("minblas.compile_pool._SCRIPT", script)
+    monkeypatch.setattr("kernel_zoo.compile_pool._SCRIPT", script)
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     with CompilePool(1) as pool:
         dead, alive = pool.submit(simple(aborting_kernel, 1), 90), pool.submit(spec_of(), 90)
@@ -84,7 +85,7 @@ def test_a_compiler_that_dies_costs_one_job(monkeypatch, tmp_path):
 def test_a_worker_that_cannot_start_leaves_the_work_to_the_caller(monkeypatch, tmp_path):
     script = tmp_path / "compile_worker.py"
     script.write_text("raise SystemExit(3)\n")
-    monkeypatch.setattr("minblas.compile_pool._SCRIPT", script)
+    monkeypatch.setattr("kernel_zoo.compile_pool._SCRIPT", script)
     with CompilePool(1) as pool:
         answer = pool.submit(spec_of(), 90).result(timeout=60)
     assert answer == Answer("unknown", "the compiler process could not start (exit code 3)")
@@ -127,6 +128,18 @@ def test_closing_early_drops_what_is_pending():
 def test_the_worker_itself():
     job = job_of(spec_of(), 90)
     assert find_kernel(job[0], job[1]) is tutorial_kernel
-    assert compile_job(job) == Answer("ok")
+    assert compile_job(job).status == "ok"
     assert compile_job(("no.such.module", *job[1:])).status == "unknown"
     assert compile_job((*job[:2], ("*fp16",) * 3, *job[3:])).status == "failed"
+
+
+def test_a_kernel_that_workers_cannot_import_is_compiled_here():
+    @triton.jit
+    def local_kernel(A, K: tl.constexpr):
+        tl.store(A, 0.0)
+
+    job = (simple(local_kernel, 1), 90)
+    assert job_of(*job) is None
+    answers = compile_all([job, job, (spec_of(), 90)], workers=2)
+    assert [answer.status for answer in answers.values()] == ["ok", "ok"]
+    assert answers[job].resources.spills == 0
