@@ -89,7 +89,7 @@ def gemm(
         and (bias is None or bias.__class__ in PLAIN)
         and (out is None or out.__class__ in PLAIN)
     ):
-        differentiable = _grad_enabled() and out is None and _requires_grad(a, b, c, bias)
+        differentiable = _grad_enabled() and _requires_grad(a, b, c, bias, out)
         if not differentiable:
             follows = precision is None and a.dtype is _FP32
             try:
@@ -113,7 +113,7 @@ def gemm(
         a, b, alpha, beta, c, trans_a, trans_b, bias, activation, out, out_dtype, precision,
         deterministic, batch_invariant, variant, tile,
     )  # fmt: skip
-    if differentiable:
+    if differentiable and out is None:
         from minblas.autograd import differentiable_gemm
 
         return differentiable_gemm(call)
@@ -133,8 +133,10 @@ def _view(tensor: Tensor) -> tuple[Any, ...]:
     )
 
 
-def _requires_grad(a: Tensor, b: Tensor, c: Tensor | None, bias: Tensor | None) -> bool:
-    return a.requires_grad or b.requires_grad or (c is not None and c.requires_grad) or (bias is not None and bias.requires_grad)
+def _requires_grad(a: Tensor, b: Tensor, *others: Tensor | None) -> bool:
+    if a.requires_grad or b.requires_grad:
+        return True
+    return any(tensor is not None and tensor.requires_grad for tensor in others)
 
 
 def plan(

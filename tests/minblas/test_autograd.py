@@ -131,3 +131,17 @@ def test_no_graph_without_need():
         assert not minblas.mm(a, b).requires_grad
     assert minblas.mm(a, b).requires_grad
     assert not minblas.mm(a.detach(), b).requires_grad
+
+
+@pytest.mark.parametrize("wanted", ["a", "out"])
+def test_out_is_refused_where_a_gradient_is_wanted_even_after_the_same_call_without(wanted):
+    """A plan made under no_grad must not let a later call through: whether a gradient is wanted is no part of its key."""
+    operands = {"a": torch.randn(16, 8), "b": torch.randn(8, 12), "out": torch.full((16, 12), 7.0)}
+    operands[wanted].requires_grad_()
+    with torch.no_grad():
+        for _ in range(2):
+            minblas.gemm(operands["a"], operands["b"], out=operands["out"])
+        operands["out"].fill_(7.0)
+    with pytest.raises(minblas.errors.GradientError, match=f"{wanted} requires a gradient"):
+        minblas.gemm(operands["a"], operands["b"], out=operands["out"])
+    assert bool((operands["out"] == 7.0).all())
