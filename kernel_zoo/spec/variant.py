@@ -16,7 +16,7 @@ def _accepts(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | No
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Variant:
     """One way to compute a GEMM.
 
@@ -46,6 +46,9 @@ class Variant:
     deterministic: bool = True
     interpretable: bool = True
     origin: Literal["zoo", "user"] = "zoo"
+
+    def __repr__(self) -> str:
+        return f"<{self.origin} variant {self.name}: {self.summary}>"
 
     @cached_property
     def digest(self) -> str:

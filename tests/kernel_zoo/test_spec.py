@@ -249,3 +249,8 @@ def test_a_plan_is_always_a_recipe_and_an_opaque_variant_has_none():
 def test_the_vocabulary_needs_neither_torch_nor_triton():
     code = "import sys, kernel_zoo.spec, kernel_zoo.digest; assert not {'torch', 'triton', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_variant_prints_as_one_line_a_reader_can_use():
+    variant = Variant("me.tutorial", "a kernel of my own", lambda *given: None, lambda *given: (), origin="user")
+    assert repr(variant) == "<user variant me.tutorial: a kernel of my own>"
