@@ -15,7 +15,7 @@ READY36 := $(VENV36)/.ready
 
 help:
 	@echo 'make bench      size sweep against torch.matmul (no GPU: checks every result on the CPU)  ARGS="..." is passed on'
-	@echo 'make test       the CPU test suite; about 3 minutes on 2 cores'
+	@echo 'make test       the CPU test suite; 2 to 5 minutes on 2 cores'
 	@echo 'make check      linters, type checker, floors, compile gate on both supported Triton versions'
 	@echo 'make gpu-test   the GPU test suite with the torch that is installed (no venv)'
 	@echo 'make gpu-bench  the size sweep with the torch that is installed (no venv)'
