@@ -1,7 +1,8 @@
 """Is a candidate right on this problem? The reference is computed once per problem, each candidate only compared.
 
 Where the device can afford it, every element is held against float64. Of larger products whole rows and columns are (the first, the
-last and random ones), and the rest against torch's product within twice the bound: two right results cannot differ by more.
+last and random ones, of as many matrices of a batch), and the rest against torch's product within twice the bound: two right
+results cannot differ by more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from kernel_zoo.spec import Arch, Epilogue, GemmProblem, Operand
 from minblas.buffers import scalars
 
 _LINES: Final = 32  # rows, and columns, that are held against float64 in a large product
+_MATRICES: Final = 16  # of a batch, whose rows and columns are held against float64 in a large product
 _EXACT_US: Final = 20_000.0  # what a full float64 reference may cost
+_EXACT_BYTES: Final = 4 << 30  # and what its operands may take in float64; a few copies of them are alive at once
 _GUARDED_BYTES: Final = 1 << 30
 _MARGIN: Final = 1 << 20
 
@@ -39,15 +42,17 @@ def isolated(slots: Slots) -> Slots:
 
 
 def exact_affordable(problem: GemmProblem, arch: Arch) -> bool:
-    """Whether float64 references of the whole product (it takes two products) are cheap on the device."""
+    """Whether float64 references of the whole product (it takes two products) are cheap on the device, in time and in memory."""
     rate = arch.tflops.get("fp64") or 0.5
-    return 2 * problem.flops / (rate * 1e6) <= _EXACT_US
+    elements = problem.batch * (problem.m * problem.k + problem.k * problem.n + problem.m * problem.n)
+    return 2 * problem.flops / (rate * 1e6) <= _EXACT_US and 8 * elements <= _EXACT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """A part of OUT and what it may hold."""
+    """A part of OUT (some matrices, rows and columns; None is all) and what it may hold."""
 
+    matrices: torch.Tensor | None
     rows: torch.Tensor | None
     cols: torch.Tensor | None
     expected: torch.Tensor
@@ -89,37 +94,43 @@ class Oracle:
 
     def _whole(self) -> _Check:
         expected = reference64(self.problem, self.slots, self.alpha, self.beta)
-        return _Check(None, None, expected, error_bound(self.problem, self.slots, self.alpha, self.beta, expected), "float64")
+        return _Check(None, None, None, expected, error_bound(self.problem, self.slots, self.alpha, self.beta, expected), "float64")
 
     def _lines(self, seed: int | None) -> list[_Check]:
         """Rows and columns in float64: the oracle's own formulas on a problem that has only those."""
         problem, chooser = self.problem, random.Random(seed)
         device = self.slots["OUT"].device
-        rows = torch.tensor(_choose(problem.m, chooser), device=device)
-        cols = torch.tensor(_choose(problem.n, chooser), device=device)
+        rows = torch.tensor(_choose(problem.m, _LINES, chooser), device=device)
+        cols = torch.tensor(_choose(problem.n, _LINES, chooser), device=device)
+        matrices = torch.tensor(_choose(problem.batch, _MATRICES, chooser), device=device) if problem.batch > _MATRICES else None
         checks = []
         for r, c in ((rows, None), (None, cols)):
-            part, slots = self._part(r, c)
+            part, slots = self._part(matrices, r, c)
             expected = reference64(part, slots, self.alpha, self.beta)
-            checks.append(_Check(r, c, expected, error_bound(part, slots, self.alpha, self.beta, expected), "float64"))
+            checks.append(_Check(matrices, r, c, expected, error_bound(part, slots, self.alpha, self.beta, expected), "float64"))
         return checks
 
-    def _part(self, rows: torch.Tensor | None, cols: torch.Tensor | None) -> tuple[GemmProblem, dict[str, torch.Tensor]]:
-        """The problem restricted to some rows or columns of its output, over gathered copies."""
+    def _part(
+        self, matrices: torch.Tensor | None, rows: torch.Tensor | None, cols: torch.Tensor | None
+    ) -> tuple[GemmProblem, dict[str, torch.Tensor]]:
+        """The problem restricted to some matrices, rows or columns of its output, over gathered copies."""
         problem = self.problem
+        batch = problem.batch if matrices is None else len(matrices)
         cut = {"A": (rows, None), "B": (None, cols), "C": (rows, cols), "BIAS": (rows, cols), "OUT": (rows, cols)}
         operands: dict[str, Operand] = {}
         slots: dict[str, torch.Tensor] = {}
         for name, operand in problem.operands.items():
-            if cut[name] == (None, None) or (name in ("A", "B") and not problem.k):
+            if matrices is None and (cut[name] == (None, None) or (name in ("A", "B") and not problem.k)):
                 operands[name], slots[name] = operand, self.slots[name]
                 continue
-            gathered = _take(matrix(self.slots[name], operand, problem.batch), *cut[name]).contiguous()
-            operands[name] = Operand.dense(operand.dtype, gathered.shape[1], gathered.shape[2], batch=problem.batch)
+            gathered = _take(matrix(self.slots[name], operand, problem.batch), matrices, *cut[name]).contiguous()
+            operands[name] = Operand.dense(operand.dtype, gathered.shape[1], gathered.shape[2], batch=batch)
             slots[name] = gathered
         epilogue: Epilogue = replace(problem.epilogue, c=operands.get("C"), bias=operands.get("BIAS"))
         out = operands["OUT"]
-        return replace(problem, m=out.rows, n=out.cols, a=operands["A"], b=operands["B"], out=out, epilogue=epilogue), slots
+        return replace(
+            problem, batch=batch, m=out.rows, n=out.cols, a=operands["A"], b=operands["B"], out=out, epilogue=epilogue
+        ), slots
 
     def _torch(self) -> _Check:
         """Everything, against torch's own product."""
@@ -134,7 +145,7 @@ class Oracle:
         if magnitude is not None:  # C and bias cannot be larger than result and product together
             bound += (magnitude + product) * (32 * unit)
         bound += expected.float().abs() * (2 * torch.finfo(TORCH_DTYPES[problem.out.dtype]).eps)
-        return _Check(None, None, expected, bound, "torch")
+        return _Check(None, None, None, expected, bound, "torch")
 
 
 def _magnitude(slots: Slots, problem: GemmProblem) -> torch.Tensor:
@@ -145,14 +156,16 @@ def _magnitude(slots: Slots, problem: GemmProblem) -> torch.Tensor:
     return a.float() @ b.float()
 
 
-def _choose(size: int, chooser: random.Random) -> list[int]:
-    """First, last and random lines."""
-    if size <= _LINES:
+def _choose(size: int, count: int, chooser: random.Random) -> list[int]:
+    """The first, the last and random ones, about `count` in all."""
+    if size <= count:
         return list(range(size))
-    return sorted({0, size - 1, *chooser.sample(range(size), _LINES - 2)})
+    return sorted({0, size - 1, *chooser.sample(range(size), count - 2)})
 
 
-def _take(whole: torch.Tensor, rows: torch.Tensor | None, cols: torch.Tensor | None) -> torch.Tensor:
+def _take(whole: torch.Tensor, matrices: torch.Tensor | None, rows: torch.Tensor | None, cols: torch.Tensor | None) -> torch.Tensor:
+    if matrices is not None:
+        whole = whole.index_select(0, matrices)
     if rows is not None:
         whole = whole.index_select(1, rows)
     return whole if cols is None else whole.index_select(2, cols)
@@ -160,7 +173,7 @@ def _take(whole: torch.Tensor, rows: torch.Tensor | None, cols: torch.Tensor | N
 
 def _compare(out: torch.Tensor, check: _Check) -> str:
     wide = torch.promote_types(check.expected.dtype, torch.float32)
-    got, expected = _take(out, check.rows, check.cols).to(wide), check.expected.to(wide)
+    got, expected = _take(out, check.matrices, check.rows, check.cols).to(wide), check.expected.to(wide)
     error = (got - expected).abs()
     right = (error <= check.bound) | (got == expected) | (got.isnan() & expected.isnan())
     if bool(right.all()):
@@ -168,6 +181,7 @@ def _compare(out: torch.Tensor, check: _Check) -> str:
     wrong = ~right
     batch, row, col = (int(i) for i in wrong.nonzero()[0])
     values = f"{got[batch, row, col].item():.6g} instead of {expected[batch, row, col].item():.6g}"
+    batch = int(check.matrices[batch]) if check.matrices is not None else batch
     row = int(check.rows[row]) if check.rows is not None else row
     col = int(check.cols[col]) if check.cols is not None else col
     count = f"{int(wrong.sum())} of {wrong.numel()} elements differ from {check.against}"

@@ -91,3 +91,24 @@ def test_float64_is_used_where_it_is_cheap():
     assert not exact_affordable(large, ARCHS["h200"])
     assert exact_affordable(GemmProblem.of(4096, 4096, 4096), ARCHS["h200"])
     assert not exact_affordable(GemmProblem.of(4096, 4096, 4096), ARCHS["l4"])
+
+
+class TestManyMatrices:
+    """A float64 copy of a whole large batch would not fit: some of its matrices are held against float64, all against torch."""
+
+    def test_memory_decides_too(self):
+        assert not exact_affordable(GemmProblem.of(16, 4096, 7168, "bf16", "nt", batch=256), ARCHS["h200"])
+
+    @pytest.mark.parametrize("matrix_index", [0, 20, 39])
+    def test_a_wrong_matrix_is_found_wherever_it_is(self, matrix_index):
+        oracle = Oracle(GemmProblem.of(24, 20, 96, "bf16", batch=40), "cpu", exact=False)
+        out = compute(oracle)
+        assert oracle.verdict() == ""
+        out = compute(oracle)
+        out[matrix_index] *= 1.5
+        assert "elements differ from" in oracle.verdict()
+
+    def test_the_matrix_is_named_by_its_place_in_the_batch(self):
+        oracle = Oracle(GemmProblem.of(24, 20, 96, "bf16", batch=40), "cpu", exact=False)
+        compute(oracle)[39, 3, 7] = 1e4
+        assert "first at (39, 3, 7)" in oracle.verdict()
