@@ -243,7 +243,7 @@ class _Ladder:
     ) -> Selection:
         return Selection(
             self.problem, self.arch, variant.name, tile, rung, reason, table.name if table is not None else None, distance,
-            measured_us, tuple(self.notes), self.may.variants, self.fitted, lambda: self.may.judge(self.fitted),
+            measured_us, None, tuple(self.notes), self.may.variants, self.fitted, lambda: self.may.judge(self.fitted),
         )  # fmt: skip
 
 

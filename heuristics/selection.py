@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heuristics.cost import Fitted, Scorer, occupancy, rate, roof_us
+from heuristics.table import TableEntry
 from kernel_zoo.spec import Arch, Candidate, Estimate, GemmProblem, TileConfig, Variant, cdiv
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Selection:
         tile: its tile; None for one that launches by itself.
         rung: which step of the ladder answered.
         table: the table that the row came from, where one did.
+        entry: the row whose tile was taken, where one was.
         distance: octaves from the nearest row used; 0 for a row of this very problem, None without a row.
         reason: one sentence.
     """
@@ -43,6 +45,7 @@ class Selection:
     table: str | None = None
     distance: float | None = None
     measured_us: float | None = None
+    entry: TableEntry | None = None
     notes: tuple[str, ...] = ()
     variants: tuple[Variant, ...] = field(default=(), repr=False, compare=False)
     fitted: Fitted | None = field(default=None, repr=False, compare=False)
