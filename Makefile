@@ -6,17 +6,19 @@ ARGS ?=
 WORKERS ?= 2
 VENV := .venv
 VENV36 := .venv-triton36
+VENVLIGHT := .venv-light
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 READY36 := $(VENV36)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test check lint types floors gate gpu-test gpu-bench clean
+.PHONY: help bench test check lint types floors gate light gpu-test gpu-bench clean
 
 help:
 	@echo 'make bench      size sweep against torch.matmul (no GPU: checks every result on the CPU)  ARGS="..." is passed on'
 	@echo 'make test       the CPU test suite; 2 to 5 minutes on 2 cores'
 	@echo 'make check      linters, type checker, floors, compile gate on both supported Triton versions'
+	@echo 'make light      explain and verify with neither torch nor triton installed'
 	@echo 'make gpu-test   the GPU test suite with the torch that is installed (no venv)'
 	@echo 'make gpu-bench  the size sweep with the torch that is installed (no venv)'
 	@echo 'make clean      remove the virtual environments'
@@ -51,6 +53,16 @@ gate: $(READY) $(READY36)
 	@echo '== compile gate on triton 3.6.0'
 	@PYTHONPATH=. $(VENV36)/bin/python -m bench table verify --compile
 
+# Choosing, explaining and table checks without torch, triton or a GPU: the package as it installs, in a venv of its own.
+light:
+	$(python_at_least_311)
+	@echo '== explain and table verify with neither torch nor triton'
+	@test -x $(VENVLIGHT)/bin/python || $(PYTHON) -m venv $(VENVLIGHT)
+	@grep -v -e '^torch==' -e '^triton==' constraints.txt > $(VENVLIGHT)/constraints.txt
+	@$(VENVLIGHT)/bin/pip install -q --disable-pip-version-check -c $(VENVLIGHT)/constraints.txt 'pip>=25.3' numpy pydantic platformdirs filelock typer rich
+	@$(VENVLIGHT)/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall --build-constraint constraints.txt .
+	@cd $(VENVLIGHT) && bin/python ../tests/light/check.py
+
 # The torch that is installed, no venv, no build: compile in parallel first, then one process on the GPU.
 gpu-test:
 	@PYTHONPATH=. $(PYTHON) -m pytest -q -m gpu tests/gpu $(ARGS)
@@ -59,7 +71,7 @@ gpu-bench:
 	@PYTHONPATH=. $(PYTHON) -m bench bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV36)
+	rm -rf $(VENV) $(VENV36) $(VENVLIGHT)
 
 # --- virtual environments -------------------------------------------------------------------------------------------------------
 

@@ -129,12 +129,12 @@ def on_cpu(request: Request, arch: Arch, screen: Console) -> Done:
     import torch
 
     from bench import small
-    from heuristics import store
     from kernel_zoo.catalog import VARIANTS
+    from minblas import registry
 
     began = time.perf_counter()
     said = _Voice(screen, request.as_json)
-    tables = (*store.user_tables(arch), *store.packaged_tables(arch))
+    tables = registry.tables(arch)
     chosen = [case for case in small.cases() if _kept(case.problem, request)]
     chosen = chosen[: request.limit]
     said(

@@ -1,115 +1,124 @@
-"""Tables from the command line: finding, showing and verifying them, and gating every row on a compiler."""
+"""Tables from the command line: finding them, and gating every row on a compiler. `table_rows` shows them."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from heuristics import archs, store
+from heuristics import archs, resources, store
+from heuristics.resources import ResourceTable
 from heuristics.table import HeuristicTable, problem_of
+from heuristics.toolchain import public_version
 from kernel_zoo.spec import Arch, Variant
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from kernel_zoo.gate import GateResult
 
 
-def packaged() -> list[HeuristicTable]:
-    """Every table that ships with minblas."""
-    return [store.load(path) for path in sorted(store.PACKAGED.glob("*.json"))]
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A table file: what it holds, what was left out of it, and why it is no table."""
+
+    path: Path
+    table: HeuristicTable | None
+    remarks: tuple[store.Remark, ...] = ()
+    error: str = ""
 
 
-def find(names: Sequence[str]) -> list[HeuristicTable]:
-    """Tables by path, or by device ("h200": its packaged tables and the user's own); all packaged ones where none is named.
+def packaged_paths() -> list[Path]:
+    """The files of the tables that ship with minblas."""
+    return sorted(store.PACKAGED.glob("*.json"))
+
+
+def user_path(arch: Arch) -> Path:
+    """The file of the user's own table of a device."""
+    return store.user_dir() / f"{arch.name}.json"
+
+
+def look(names: Sequence[str]) -> list[Found]:
+    """The files that names stand for: a path, or a device's (its packaged table and the user's); all packaged ones without a name.
 
     Raises:
         ValueError: a name is neither a file nor a device, or there is no table for the device.
     """
     if not names:
-        return packaged()
-    found: list[HeuristicTable] = []
+        return [_read(path) for path in packaged_paths()]
+    found: list[Found] = []
     for name in names:
         if Path(name).exists():
-            found.append(store.load(name))
-            continue
-        if name.endswith(".json") or "/" in name:
+            found.append(_read(Path(name)))
+        elif name.endswith(".json") or "/" in name:
             raise ValueError(f"there is no file {name}")
-        arch = archs.get_arch(name)
-        tables = [table for table in (*store.user_tables(arch), *store.packaged_tables(arch)) if table.kinship(arch) == "exact"]
-        if not tables:
-            raise ValueError(f"there is no table for {arch.name}: neither packaged nor in {store.user_dir()}")
-        found += tables
+        else:
+            found += _of_device(archs.get_arch(name))
     return found
+
+
+def find(names: Sequence[str]) -> list[HeuristicTable]:
+    """Tables by path or device, as `look`; what is left out of one is warned of.
+
+    Raises:
+        ValueError: see `look`.
+        TableFileError: a file is no table.
+    """
+    found = look(names)
+    for item in found:
+        if item.error:
+            raise store.TableFileError(item.error)
+    return [store.load(item.path) for item in found]
+
+
+def sides(names: Sequence[str]) -> tuple[HeuristicTable, HeuristicTable]:
+    """Two tables to compare: two files or devices (packaged tables), or one device's packaged table and the user's.
+
+    Raises:
+        ValueError: there are not two, or a name is neither a file nor a device with a table.
+    """
+    if len(names) == 1 and not Path(names[0]).exists():
+        arch = archs.get_arch(names[0])
+        paths = [store.PACKAGED / f"{arch.name}.json", user_path(arch)]
+        missing = [str(path) for path in paths if not path.exists()]
+        if missing:
+            raise ValueError(f"there is nothing to compare for {arch.name}: no file {' and none '.join(missing)}")
+        return store.load(paths[0]), store.load(paths[1])
+    if len(names) != 2:
+        raise ValueError("a comparison takes two tables, or one device (its packaged table against your own)")
+    old, new = (find([name])[0] for name in names)
+    return old, new
+
+
+def _read(path: Path) -> Found:
+    try:
+        table, remarks = store.read(path)
+    except (OSError, store.TableFileError) as error:
+        return Found(path, None, (), str(error))
+    return Found(path, table, tuple(remarks))
+
+
+def _of_device(arch: Arch) -> list[Found]:
+    """The packaged table first; a file of the user's that cannot be read is of every device."""
+    read = [_read(path) for path in (*packaged_paths(), *sorted(store.user_dir().glob("*.json")))]
+    own = [item for item in read if item.table is None or item.table.kinship(arch) == "exact"]
+    if not any(item.table for item in own):
+        why = " (it borrows the measured rows of the H200)" if arch.name.startswith("h100") else ""
+        raise ValueError(f"there is no table for {arch.name}{why}: neither packaged nor in {store.user_dir()}")
+    return own
 
 
 def census() -> list[tuple[str, str, str]]:
     """(name, what it holds, what is wrong with it) of every packaged table and every one of the user's."""
     found = []
-    for path in (*sorted(store.PACKAGED.glob("*.json")), *sorted(store.user_dir().glob("*.json"))):
-        try:
-            table = store.load(path)
-        except (OSError, store.TableFileError) as error:
-            found.append((path.stem, "unreadable", str(error)))
+    for path in (*packaged_paths(), *sorted(store.user_dir().glob("*.json"))):
+        item = _read(path)
+        if item.table is None:
+            found.append((path.stem, "unreadable", item.error))
             continue
-        environment = table.environment
-        found.append((table.name, f"{len(table.entries)} rows, {environment.gpu_name}, triton {environment.triton}", ""))
+        environment = item.table.environment
+        found.append((item.table.name, f"{len(item.table.entries)} rows, {environment.gpu_name}, triton {environment.triton}", ""))
     return found
-
-
-def as_dict(table: HeuristicTable) -> dict[str, Any]:
-    """A table's summary, for JSON."""
-    environment = table.environment
-    return {
-        "name": table.name,
-        "gpu": environment.gpu_name,
-        "triton": environment.triton,
-        "torch": environment.torch,
-        "created_at": table.created_at,
-        "rows": len(table.entries),
-        "variants": dict(Counter(entry.variant for entry in table.entries).most_common()),
-        "entries": [
-            {
-                "key": entry.key.describe(),
-                "variant": entry.variant,
-                "tile": entry.tile.describe() if entry.tile is not None else None,
-                "time_us": entry.time_us,
-                "torch_us": entry.torch_us,
-                "source": entry.source,
-                "date": entry.date,
-            }
-            for entry in table.entries
-        ],
-    }
-
-
-def rows_table(table: HeuristicTable, limit: int) -> Table:
-    """The first rows of a table, for a terminal."""
-    from rich.table import Table
-
-    environment = table.environment
-    title = (
-        f"{table.name}: {len(table.entries)} rows, {environment.gpu_name}, triton {environment.triton}, torch {environment.torch}"
-    )
-    shown = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("problem", "variant", "tile"):
-        shown.add_column(heading)
-    for heading in ("us", "torch us", "ratio"):
-        shown.add_column(heading, justify="right")
-    for entry in table.entries[:limit]:
-        torch_us = entry.torch_us
-        shown.add_row(
-            entry.key.describe(),
-            entry.variant,
-            entry.tile.describe() if entry.tile is not None else "-",
-            f"{entry.time_us:.2f}",
-            f"{torch_us:.2f}" if torch_us else "-",
-            f"{torch_us / entry.time_us:.3f}" if torch_us else "-",
-        )
-    return shown
 
 
 def device_of(table: HeuristicTable) -> Arch:
@@ -119,6 +128,19 @@ def device_of(table: HeuristicTable) -> Arch:
         ValueError: it is not listed.
     """
     return archs.get_arch(table.environment.device)
+
+
+def needs(table: HeuristicTable) -> list[ResourceTable]:
+    """What binaries need under the Triton versions that a table is to serve on.
+
+    Those are all known ones for a packaged table, else the one that is installed, or the table's own where none is.
+    """
+    cc = table.environment.compute_capability[0] * 10 + table.environment.compute_capability[1]
+    if table.origin == "packaged":
+        versions = [version for known_cc, version in resources.listed() if known_cc == cc]
+    else:
+        versions = [public_version(installed_triton() or table.environment.triton)]
+    return [data for version in versions if (data := resources.known(cc, version)) is not None]
 
 
 def gate_tables(tables: Iterable[HeuristicTable], variants: Sequence[Variant], workers: int | None = None) -> list[GateResult]:
@@ -139,3 +161,10 @@ def triton_version() -> str:
     """The version that a gate runs on."""
     module = sys.modules.get("triton")
     return str(getattr(module, "__version__", "not installed"))
+
+
+def installed_triton() -> str:
+    """The version that is installed; "" without one."""
+    from minblas.environment import version
+
+    return version("triton")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -14,6 +15,10 @@ from minblas.errors import MinblasError
 if TYPE_CHECKING:
     from rich.console import Console
 
+Size = Annotated[int, typer.Argument(min=0)]
+Dtype = Annotated[str, typer.Option(help="bf16, fp16, fp32, tf32, fp64, int8, fp8e4m3, ...")]
+Layout = Annotated[str, typer.Option(help="nn, nt, tn or tt; a second t: B is stored (N, K).")]
+ArchName = Annotated[str | None, typer.Option(help="A device (h200, a100, rtx4090, ...) or a capability (sm_90).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -30,6 +35,28 @@ def told() -> Iterator[None]:
         yield
     except (MinblasError, ValueError, LookupError, OSError, ImportError) as error:
         fail(str(error))
+
+
+def plain_warnings() -> None:
+    """What tables warn of is for the user: a line of its own, without the place in our code that said it."""
+    from heuristics.notices import TableWarning
+
+    before = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, TableWarning):
+            typer.secho(f"warning: {message}", err=True, fg=typer.colors.YELLOW)
+        else:
+            before(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 def console() -> Console:

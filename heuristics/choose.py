@@ -7,12 +7,19 @@ and never licenses: policy and legality are asked again, on the real problem, af
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
-from heuristics.cost import Fitted, Scorer
-from heuristics.eligibility import Eligibility, ResourceTable
-from heuristics.model import proposals
+import numpy as np
+
+from heuristics import fixed, nearest
+from heuristics.cost import Scorer
+from heuristics.eligibility import Eligibility
+from heuristics.ladder import Call
+from heuristics.model import best_first, legal, proposals
+from heuristics.pairs import PAIRS
 from heuristics.policy import (
     INVARIANT_FAMILY,
     NET,
@@ -22,14 +29,18 @@ from heuristics.policy import (
     UnknownVariantError,
     invariant_tile,
 )
+from heuristics.resources import ResourceTable
 from heuristics.selection import Rung, Selection
-from heuristics.table import OCTAVE, HeuristicTable, ProblemKey, TableEntry, problem_key, problem_of
-from kernel_zoo.spec import Arch, Candidate, GemmProblem, Refusal, TileConfig, Variant
+from heuristics.table import HeuristicTable, Measurement, ProblemKey, TableEntry, problem_key
+from kernel_zoo.spec import Arch, GemmProblem, Variant
 
 _FREE: Final = Policy()
-_NEAREST: Final = 4  # rows whose tiles are re-ranked
-_FOREIGN: Final = 0.25  # octaves by which a row of another device is farther
 _FASTER: Final = 0.98  # the net is taken over a measured winner only where it beats it by more than noise
+_EXACT: Final = {
+    "measured": "the fastest of those tried on this very problem (measured)",
+    "hand": "the fastest of those tried on this very problem (hand)",
+    "modelled": "the row of this very problem is the model's: nobody measured it",
+}
 _WRONG_ROW: Final = ("stale", "unregistered", "packaged")  # the row is no evidence at all, runners-up included
 
 
@@ -56,195 +67,103 @@ def choose(
         ForcedVariantError: the variant or tile that the policy forces cannot serve.
         NoVariantError: nothing can.
     """
-    return _Ladder(Eligibility(problem, arch, tuple(variants), resources, policy), tables).answer()
+    return _answer(Call(Eligibility(problem, arch, tuple(variants), resources, policy), tables))
 
 
-class _Ladder:
-    """One problem on its way down."""
+def _answer(call: Call) -> Selection:
+    """The first rung that has one."""
+    if call.policy.variant is not None or call.policy.tile is not None:
+        return fixed.forced(call)
+    if call.may.empty:
+        return fixed.nothing_to_do(call)
+    if call.problem.batch_invariant:
+        return fixed.invariant(call)
+    found = None
+    if call.problem.k > 0:
+        key = problem_key(call.problem)
+        found = _exact(call, key) or _borrowed(call, key) or _nearest(call, key)
+    return found or _modelled(call) or call.net()
 
-    def __init__(self, may: Eligibility, tables: Iterable[HeuristicTable]) -> None:
-        self.may, self.problem, self.arch, self.policy = may, may.problem, may.arch, may.policy
-        related = sorted(((table.kinship(may.arch), table) for table in tables), key=lambda item: item[1].origin == "packaged")
-        self.own = [table for kinship, table in related if kinship == "exact"]
-        self.foreign = [table for kinship, table in related if kinship == "borrowed"]
-        self.fitted: Fitted | None = next((table.model for table in self.own if table.model), None)
-        self.notes: list[str] = []
 
-    def answer(self) -> Selection:
-        """The first rung that has one."""
-        if self.policy.variant is not None or self.policy.tile is not None:
-            return self._forced()
-        if self.may.empty:
-            return self._nothing_to_do()
-        if self.problem.batch_invariant:
-            return self._invariant()
-        found = None
-        if self.problem.k > 0:
-            key = problem_key(self.problem)
-            found = self._exact(key) or self._borrowed(key) or self._nearest(key)
-        return found or self._modelled() or self._net()
+def _exact(call: Call, key: ProblemKey) -> Selection | None:
+    for table, entry in call.rows(key, call.own):
+        net = _faster_net(call, entry)
+        if net is not None:
+            reason = f"torch's own product was measured faster ({entry.torch_us:.4g} us against {entry.time_us:.4g} us)"
+            return call.selection(net, None, "exact", reason, table, 0.0, entry.torch_us, entry)
+        winner, *others = entry.measurements
+        refusal = call.may.row_fault(table, winner, winner=True)
+        if refusal is None:
+            return call.row(call.may.by_name[entry.variant], winner, "exact", _EXACT[entry.source], table, entry)
+        if refusal.rule in _WRONG_ROW:
+            continue
+        call.notes.append(f"the winner of the row in {table.name}, {entry.variant}, may not serve: {refusal.sentence}")
+        for seen in others:
+            if call.may.row_fault(table, seen, winner=False) is None:
+                reason = f"{_EXACT[entry.source]}, after {entry.variant}, which may not serve"
+                return call.row(call.may.by_name[seen.variant], seen, "exact", reason, table, entry)
+    return None
 
-    # Forced and fixed answers
 
-    def _forced(self) -> Selection:
-        name, tile = self.policy.variant, self.policy.tile
-        asked = [self.may.by_name[name]] if name is not None else self.may.candidates()
-        refused: list[Candidate] = []
-        options: list[tuple[float, int, Variant]] = []
-        scorer = self._scorer(self.problem)
-        for order, variant in enumerate(asked):
-            refusal = self.may.refusal(variant, tile, forced=True)
-            if refusal is not None:
-                refused.append(Candidate(variant.name, tile, None, refusal))
-            elif tile is None and variant.recipe is not None:
-                return self._forced_variant(variant, scorer)
-            else:
-                options.append((scorer.time_us(variant.name, tile), order, variant))
-        if options:
-            return self._selection(min(options)[2], tile, "forced", f"the caller asked for this {'variant' if name else 'tile'}")
-        if len(refused) == 1 and refused[0].refusal is not None:
-            raise ForcedVariantError(self.problem, self.arch, refused[0].variant, refused[0].refusal)
-        raise NoVariantError(self.problem, self.arch, refused or self.may.judge(self.fitted)[1])
-
-    def _forced_variant(self, variant: Variant, scorer: Scorer) -> Selection:
-        """A variant without a tile: the measured one where a row has it, else the model's."""
-        if self.problem.batch_invariant or (self.may.empty and variant.name == INVARIANT_FAMILY):
-            tile = invariant_tile(self.problem, self.arch)
-            return self._selection(variant, tile, "forced", "the caller asked for this variant; its tile is the fixed one")
-        for table, entry in self._rows(problem_key(self.problem), self.own):
-            for seen in entry.measurements:
-                if seen.variant == variant.name and self.may.row_fault(table, seen, winner=True, forced=True) is None:
-                    reason = "the caller asked for this variant; the tile is the measured one"
-                    return self._selection(variant, seen.tile, "forced", reason, table, 0.0, seen.time_us)
-        refusal = None
-        for _, _, _, proposed in proposals(scorer, [variant]):
-            refusal = self.may.refusal(variant, proposed, forced=True)
-            if refusal is None:
-                return self._selection(variant, proposed, "forced", "the caller asked for this variant; the tile is the model's")
-        needed = Refusal("tile", f"no tile that {variant.name} proposes fits", "a tile given by the caller (tile=...)")
-        raise ForcedVariantError(self.problem, self.arch, variant.name, refusal or needed)
-
-    def _nothing_to_do(self) -> Selection:
-        """An empty result needs no launch; the answer is legal all the same."""
-        p = self.problem
-        name = next(name for name, size in (("batch", p.batch), ("m", p.m), ("n", p.n)) if size <= 0)
-        reason, family = f"nothing to compute: {name} is 0", self.may.by_name.get(INVARIANT_FAMILY)
-        tile = invariant_tile(p, self.arch)
-        if family is not None and self.may.refusal(family, tile) is None:
-            return self._selection(family, tile, "default", reason)
-        return self._net(reason)
-
-    def _invariant(self) -> Selection:
-        """One family and one tile for every M: no table, no model, no size of the batch has a say."""
-        family, tile = self.may.by_name.get(INVARIANT_FAMILY), invariant_tile(self.problem, self.arch)
-        refusal: Refusal | None = Refusal("variant", f"{INVARIANT_FAMILY} is not registered", "it, for batch_invariant")
-        if family is not None:
-            refusal = self.may.refusal(family, tile)
-            if refusal is None:
-                reason = "batch_invariant: one family and one tile for every M, from n, k, dtype and device alone"
-                return self._selection(family, tile, "default", reason)
-        net = self.may.by_name.get(NET)
-        if net is not None and self.problem.acc_dtype == "int32" and self.may.refusal(net, None) is None:
-            return self._selection(net, None, "default", "batch_invariant: integer sums are exact in any order")
-        raise NoVariantError(self.problem, self.arch, [Candidate(INVARIANT_FAMILY, tile, None, refusal)])
-
-    # The rungs of the tables
-
-    def _exact(self, key: ProblemKey) -> Selection | None:
-        for table, entry in self._rows(key, self.own):
-            net = self._faster_net(entry)
-            if net is not None:
-                reason = f"torch's own product was measured faster ({entry.torch_us:.4g} us against {entry.time_us:.4g} us)"
-                return self._selection(net, None, "exact", reason, table, 0.0, entry.torch_us)
-            refusal = self.may.row_fault(table, entry.measurements[0], winner=True)
-            if refusal is None:
-                reason = f"the fastest of those tried on this very problem ({entry.source})"
-                return self._selection(self.may.by_name[entry.variant], entry.tile, "exact", reason, table, 0.0, entry.time_us)
-            if refusal.rule in _WRONG_ROW:
-                continue
-            self.notes.append(f"the winner of the row in {table.name}, {entry.variant}, may not serve: {refusal.sentence}")
-            for seen in entry.runner_ups:
-                if self.may.row_fault(table, seen, winner=False) is None:
-                    reason = f"the fastest of those tried on this very problem that may serve; {entry.variant} may not"
-                    return self._selection(self.may.by_name[seen.variant], seen.tile, "exact", reason, table, 0.0, seen.time_us)
+def _borrowed(call: Call, key: ProblemKey) -> Selection | None:
+    rows = list(call.rows(key, call.foreign))
+    if not rows:
         return None
+    where = " and ".join(dict.fromkeys(table.where for table, _ in rows))
+    reason = f"the model's choice among what was fastest on this problem on {where}"
+    return _reranked(call, nearest.borrowed(rows), "borrowed", reason)
 
-    def _borrowed(self, key: ProblemKey) -> Selection | None:
-        rows = [(0.0, table, entry) for table, entry in self._rows(key, self.foreign)]
-        where = " and ".join(dict.fromkeys(table.environment.gpu_name for _, table, _ in rows))
-        return self._reranked(rows, "borrowed", f"the model's choice among what was fastest on this problem on {where}")
 
-    def _nearest(self, key: ProblemKey) -> Selection | None:
-        rows = [(far, table, entry) for table in self.own for far, entry in table.nearest(key, _NEAREST, OCTAVE)]
-        for table in self.foreign:
-            rows += [(far + _FOREIGN, table, entry) for far, entry in table.nearest(key, _NEAREST, OCTAVE - _FOREIGN)]
-        rows.sort(key=lambda row: row[0])
-        return self._reranked(rows[:_NEAREST], "nearest", "the model's choice among the tiles of the nearest rows")
-
-    def _reranked(self, rows: Sequence[tuple[float, HeuristicTable, TableEntry]], rung: Rung, reason: str) -> Selection | None:
-        """The best of the rows' tiles on this problem, by the model corrected by how it erred on the row itself."""
-        here = self._scorer(self.problem)
-        scored: dict[tuple[str, TileConfig | None], tuple[float, float, HeuristicTable]] = {}
-        for far, table, entry in rows:
-            there = self._scorer(problem_of(entry.key))
-            trust = 1.0 - far / 2 if rung == "nearest" else 0.0  # another device's errors say nothing about this one's
-            for place, seen in enumerate(entry.measurements):
-                pick = (seen.variant, seen.tile)
-                variant = self.may.by_name.get(seen.variant)
-                if pick in scored or (variant is not None and self.may.unasked(variant) is not None):
-                    continue
-                if self.may.row_fault(table, seen, winner=place == 0) is None:
-                    error = seen.time_us / max(there.time_us(*pick), 1e-3)
-                    scored[pick] = (here.time_us(*pick) * min(max(error, 0.5), 2.0) ** trust, far, table)
-        if not scored:
-            return None
-        (name, tile), (_, far, table) = min(scored.items(), key=lambda item: item[1][0])
-        return self._selection(self.may.by_name[name], tile, rung, reason, table, far)
-
-    def _rows(self, key: ProblemKey, tables: Iterable[HeuristicTable]) -> Iterator[tuple[HeuristicTable, TableEntry]]:
-        for table in tables:
-            entry = table.lookup(key)
-            if entry is not None:
-                yield table, entry
-
-    def _faster_net(self, entry: TableEntry) -> Variant | None:
-        """The net, where the caller wants the fastest and the row says that it is."""
-        net = self.may.by_name.get(NET)
-        if self.policy.prefer != "fastest" or net is None or entry.torch_us is None or entry.torch_us >= _FASTER * entry.time_us:
-            return None
-        return net if self.may.refusal(net, None) is None else None
-
-    # The model and the net
-
-    def _modelled(self) -> Selection | None:
-        for time_us, _, variant, tile in proposals(self._scorer(self.problem), self.may.candidates()):
-            if self.may.refusal(variant, tile) is None:
-                return self._selection(variant, tile, "model", f"no row is near; the model puts it first, at {time_us:.4g} us")
+def _nearest(call: Call, key: ProblemKey) -> Selection | None:
+    rows = nearest.near(key, call.arch, call.own, call.foreign, call.fitted)
+    if not rows:
         return None
+    others = proposals(call.may, call.may.candidates())[0] if rows[0].far > nearest.CLOSE else ()
+    return _reranked(call, rows, "nearest", "the model's choice among the tiles of the nearest rows", others)
 
-    def _net(self, reason: str = "no kernel of the zoo can serve this problem") -> Selection:
-        net = self.may.by_name.get(NET)
-        if net is not None and self.may.refusal(net, None) is None:
-            return self._selection(net, None, "default", reason)
-        raise NoVariantError(self.problem, self.arch, self.may.judge(self.fitted)[1])
 
-    def _scorer(self, problem: GemmProblem) -> Scorer:
-        return Scorer(problem, self.arch, self.fitted)
+def _reranked(call: Call, rows: Sequence[nearest.Row], rung: Rung, reason: str, others: Sequence[int] = ()) -> Selection | None:
+    """The best of the rows' tiles on this problem, unless one of `others` is well before it.
 
-    def _selection(
-        self,
-        variant: Variant,
-        tile: TileConfig | None,
-        rung: Rung,
-        reason: str,
-        table: HeuristicTable | None = None,
-        distance: float | None = None,
-        measured_us: float | None = None,
-    ) -> Selection:
-        return Selection(
-            self.problem, self.arch, variant.name, tile, rung, reason, table.name if table is not None else None, distance,
-            measured_us, None, tuple(self.notes), self.may.variants, self.fitted, lambda: self.may.judge(self.fitted),
-        )  # fmt: skip
+    Legality is asked when a tile's turn comes.
+    """
+    picks, corrections, elsewhere = nearest.weighed(rows, partial(_evidence, call))
+    if not picks:
+        return None
+    numbers = [*picks, *others]
+    factors = np.array([*corrections, *[math.inf if number in picks else elsewhere for number in others]])
+    for index in best_first(Scorer(call.problem, call.arch, call.fitted).costs(numbers).total * factors, numbers):
+        name, tile = PAIRS.pairs[numbers[index]]
+        variant = call.may.by_name[name]
+        if call.may.refusal(variant, tile) is None:
+            if index >= len(picks):
+                reason = f"the model puts it well before the tiles of the nearest rows, {rows[0].far:.2g} octaves away"
+                return call.selection(variant, tile, "model", reason)
+            row = picks[numbers[index]]
+            return call.selection(variant, tile, rung, reason, row.table, row.far, None, row.entry)
+    return None
+
+
+def _evidence(call: Call, table: HeuristicTable, seen: Measurement, winner: bool) -> bool:
+    """Whether a measurement may propose its tile."""
+    variant = call.may.by_name.get(seen.variant)
+    if variant is not None and call.may.unasked(variant) is not None:
+        return False
+    return call.may.standing(table, seen, winner=winner) is None
+
+
+def _faster_net(call: Call, entry: TableEntry) -> Variant | None:
+    """The net, where the caller wants the fastest and the row says that it is."""
+    net = call.may.by_name.get(NET)
+    if call.policy.prefer != "fastest" or net is None or entry.torch_us is None or entry.torch_us >= _FASTER * entry.time_us:
+        return None
+    return net if call.may.refusal(net, None) is None else None
+
+
+def _modelled(call: Call) -> Selection | None:
+    for time_us, variant, tile in legal(call.may, call.may.candidates(), call.fitted):
+        return call.selection(variant, tile, "model", f"no row is near; the model puts it first, at {time_us:.4g} us")
+    return None
 
 
 __all__ = [

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from heuristics.archs import ARCHS
+from heuristics.legality import Legality
+from heuristics.resources import ResourceTable
 from heuristics.table import HeuristicTable, ProblemKey, TableEntry, problem_of
 from kernel_zoo.spec import Arch, Variant
-
-_SOURCE_RANK: Final = {"modelled": 0, "measured": 1, "hand": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,15 @@ class Change:
     before: TableEntry | None
     after: TableEntry | None
 
+    @property
+    def ratio(self) -> float | None:
+        """The earlier time over the later one: above 1 where the later row is faster. None where one of them is missing."""
+        return self.before.time_us / self.after.time_us if self.before and self.after else None
+
     def __str__(self) -> str:
         sides = " -> ".join(_pick(entry) for entry in (self.before, self.after) if entry is not None)
-        return f"{self.kind} {self.key.describe()}: {sides}"
+        gain = f" ({self.ratio:.3f} x)" if self.ratio is not None else ""
+        return f"{self.kind} {self.key.describe()}: {sides}{gain}"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -33,6 +39,9 @@ class Change:
             "key": self.key.describe(),
             "before": _pick(self.before) if self.before else None,
             "after": _pick(self.after) if self.after else None,
+            "before_us": self.before.time_us if self.before else None,
+            "after_us": self.after.time_us if self.after else None,
+            "ratio": self.ratio,
         }
 
 
@@ -69,10 +78,17 @@ def merge(first: HeuristicTable, *others: HeuristicTable) -> HeuristicTable:
         rows = {entry.key: _measured_on(entry, ours.triton, theirs.triton) for entry in result.entries}
         for entry in other.entries:
             old = rows.get(entry.key)
-            if old is None or _standing(entry) >= _standing(old):
+            if old is None or entry.standing >= old.standing:
                 rows[entry.key] = entry
-        model = {**result.model, **other.model}
-        result = replace(other, name=result.name, origin=result.origin, entries=tuple(rows.values()), model=model)
+        result = replace(
+            other,
+            name=result.name,
+            origin=result.origin,
+            entries=tuple(rows.values()),
+            description=other.description or result.description,
+            protocol=other.protocol or result.protocol,
+            model={**result.model, **other.model},
+        )
     return result
 
 
@@ -89,8 +105,12 @@ def diff(old: HeuristicTable, new: HeuristicTable) -> list[Change]:
     return changes
 
 
-def verify(table: HeuristicTable, variants: Iterable[Variant], arch: Arch | None = None) -> list[Finding]:
+def verify(
+    table: HeuristicTable, variants: Iterable[Variant], arch: Arch | None = None, resources: Iterable[ResourceTable] = ()
+) -> list[Finding]:
     """What would keep the table's rows, runners-up included, from serving on its device (or on `arch`).
+
+    `resources` are what binaries need under the Triton versions that the rows are to serve on.
 
     Raises:
         ValueError: the table's device is not listed and no `arch` is given.
@@ -99,11 +119,16 @@ def verify(table: HeuristicTable, variants: Iterable[Variant], arch: Arch | None
     if device is None:
         raise ValueError(f"{table.name} is of {table.environment.gpu_name}, which is not listed; name a device (--arch)")
     by_name = {variant.name: variant for variant in variants}
-    return [finding for entry in table.entries for finding in _faults(entry, table, by_name, device)]
+    data = tuple(resources) or (None,)
+    return [finding for entry in table.entries for finding in faults(entry, table, by_name, device, data)]
 
 
-def _faults(entry: TableEntry, table: HeuristicTable, by_name: dict[str, Variant], arch: Arch) -> Iterator[Finding]:
+def faults(
+    entry: TableEntry, table: HeuristicTable, by_name: dict[str, Variant], arch: Arch, resources: Sequence[ResourceTable | None]
+) -> Iterator[Finding]:
+    """What is wrong with one row; see `verify`."""
     problem = problem_of(entry.key)
+    legalities = [Legality(problem, arch, data) for data in resources]
     for seen in entry.measurements:
         variant = by_name.get(seen.variant)
         if variant is None:
@@ -111,17 +136,13 @@ def _faults(entry: TableEntry, table: HeuristicTable, by_name: dict[str, Variant
             continue
         if seen.digest and seen.digest != variant.digest:
             yield Finding("stale", entry.key, f"measured on kernel {seen.digest} of {seen.variant}, which is now {variant.digest}")
-        refusal = variant.refusal(problem, arch, seen.tile)
+        refusal = next(filter(None, (legality.refusal(variant, seen.tile) for legality in legalities)), None)
         if refusal is not None:
             tile = f" {seen.tile.describe()}" if seen.tile else ""
             yield Finding("illegal", entry.key, f"{seen.variant}{tile}: {refusal.sentence}")
     winner = by_name.get(entry.variant)
     if table.origin == "packaged" and winner is not None and winner.recipe is None:
         yield Finding("net", entry.key, f"{entry.variant} is no Triton variant: packaged tables name Triton variants only")
-
-
-def _standing(entry: TableEntry) -> tuple[int, str]:
-    return (_SOURCE_RANK[entry.source], entry.date)
 
 
 def _measured_on(entry: TableEntry, theirs: str, table: str) -> TableEntry:

@@ -1,21 +1,19 @@
 """What may serve: policy, legality and the standing of a table's row, each answered with a reason.
 
-Legality is what Variant.refusal says, on the real problem; here it is joined with what the caller allows and what binaries were
-seen to need. A row proposes; it is let through only if its kernel is the one that was measured.
+Here legality, on the real problem, is joined with what the caller allows. A row proposes; it is let through only if its kernel is
+the one that was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from heuristics.cost import Fitted, Scorer
-from heuristics.model import legal, proposals
+from heuristics.coefficients import Fitted
+from heuristics.legality import Legality
+from heuristics.model import rank
 from heuristics.notices import warn_once
 from heuristics.policy import INVARIANT_FAMILY, NET, Policy, UnknownVariantError, invariant_tile
-from heuristics.table import HeuristicTable, Measurement, dtype_class
-from kernel_zoo.spec import Arch, Candidate, GemmProblem, Refusal, Resources, TileConfig, Variant
-
-ResourceTable = Mapping[tuple[str, str, TileConfig], Resources]  # by variant, dtype class, tile
+from heuristics.resources import ResourceTable
+from heuristics.table import HeuristicTable, Measurement
+from kernel_zoo.spec import Arch, Candidate, GemmProblem, Refusal, TileConfig, Variant
 
 
 class Eligibility:
@@ -27,7 +25,7 @@ class Eligibility:
         """Raises UnknownVariantError where the policy names a variant that is not registered."""
         self.problem, self.arch, self.variants, self.policy = problem, arch, variants, policy
         self.by_name = {variant.name: variant for variant in variants}
-        self._resources = resources
+        self.resources, self.legality = resources, Legality(problem, arch, resources)
         for name in (*sorted(policy.exclude), *([policy.variant] if policy.variant is not None else [])):
             if name not in self.by_name:
                 raise UnknownVariantError(name, self.by_name)
@@ -49,7 +47,7 @@ class Eligibility:
             return Refusal("net", f"{variant.name} is the net", 'a call that nothing else can serve, or prefer="fastest"')
         return None
 
-    def refusal(self, variant: Variant, tile: TileConfig | None, forced: bool = False) -> Refusal | None:
+    def refusal(self, variant: Variant, tile: TileConfig | None = None, forced: bool = False) -> Refusal | None:
         """Policy and legality of a pick. What the caller forces is not held back by what it excludes."""
         refusal = self._by_policy(variant)
         if refusal is not None and not (forced and refusal.rule == "excluded"):
@@ -58,13 +56,16 @@ class Eligibility:
             return Refusal(
                 "batch_invariant", f"{variant.name} is forced", f"{INVARIANT_FAMILY} with its fixed tile (batch_invariant)"
             )
-        refusal = variant.refusal(self.problem, self.arch, tile)
-        if refusal is None and tile is not None:
-            refusal = self._by_resources(variant, tile) or self._by_workspace(variant, tile)
-        return refusal
+        refusal = self.legality.refusal(variant, tile)
+        return self._by_workspace(variant, tile) if refusal is None and tile is not None else refusal
 
     def row_fault(self, table: HeuristicTable, seen: Measurement, *, winner: bool, forced: bool = False) -> Refusal | None:
-        """Why a measurement in a table may not serve. What is wrong with a winner's row itself is warned of, once."""
+        """Why a measurement in a table may not serve: its standing, then policy and legality."""
+        fault = self.standing(table, seen, winner=winner, forced=forced)
+        return fault if fault is not None else self.refusal(self.by_name[seen.variant], seen.tile, forced)
+
+    def standing(self, table: HeuristicTable, seen: Measurement, *, winner: bool, forced: bool = False) -> Refusal | None:
+        """Why a measurement is no evidence, legal or not. What is wrong with a winner's row itself is warned of, once."""
         variant = self.by_name.get(seen.variant)
         complaint = ""
         if variant is None:
@@ -77,7 +78,7 @@ class Eligibility:
             fault = Refusal("packaged", f"a packaged table names {seen.variant}", "a kernel of the zoo")
             complaint = "packaged tables name the zoo's kernels only"
         else:
-            return self.refusal(variant, seen.tile, forced)
+            return None
         if winner:
             warn_once(f"table {table.name}: rows of variant {seen.variant} are ignored: {complaint}")
         return fault
@@ -86,17 +87,12 @@ class Eligibility:
         """Every candidate by the model, best first, and every variant that may not serve, with its reason."""
         if self.empty:
             return [], []
-        scorer = Scorer(self.problem, self.arch, fitted)
-        ranked = [
-            Candidate(variant.name, tile, scorer.estimate(variant.name, tile))
-            for _, _, variant, tile in legal(proposals(scorer, self.candidates()), self.problem, self.arch)
-            if self.refusal(variant, tile) is None
-        ]
+        ranked = rank(self, self.candidates(), fitted)
         able = {candidate.variant for candidate in ranked}
         return ranked, [Candidate(v.name, None, None, self._why_not(v)) for v in self.variants if v.name not in able]
 
     def _why_not(self, variant: Variant) -> Refusal:
-        refusal = self._by_policy(variant) or variant.refusal(self.problem, self.arch) or self.unasked(variant)
+        refusal = self._by_policy(variant) or self.legality.refusal(variant) or self.unasked(variant)
         if refusal is not None:
             return refusal
         tiles = variant.space(self.problem, self.arch)
@@ -114,17 +110,6 @@ class Eligibility:
 
     def _varies(self, variant: Variant, tile: TileConfig | None) -> bool:
         return variant.name != INVARIANT_FAMILY or tile not in (None, invariant_tile(self.problem, self.arch))
-
-    def _by_resources(self, variant: Variant, tile: TileConfig) -> Refusal | None:
-        found = (self._resources or {}).get((variant.name, dtype_class(self.problem.dtype), tile))
-        if found is None:
-            return None
-        if found.spills:
-            return Refusal("spills", f"the kernel spills registers ({found.spills} accesses)", "no spills")
-        limit = self.arch.smem_per_block
-        if found.shared_bytes > limit:
-            return Refusal("shared memory", f"the kernel takes {found.shared_bytes:,} bytes of shared memory", f"at most {limit:,}")
-        return None
 
     def _by_workspace(self, variant: Variant, tile: TileConfig) -> Refusal | None:
         limit = self.policy.workspace_limit

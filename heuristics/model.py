@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol
 
-from heuristics.cost import COEFFICIENTS, Coefficients, Fitted, Scorer, rate, roof_us
-from kernel_zoo.spec import Arch, Candidate, Estimate, GemmProblem, TileConfig, Variant
+from heuristics.coefficients import COEFFICIENTS, Coefficients, Fitted
+from heuristics.cost import Scorer, times_us
+from heuristics.pairs import PAIRS, Array
+from heuristics.roof import rate, ridge, roof_us
+from kernel_zoo.spec import Arch, Candidate, Estimate, GemmProblem, Refusal, TileConfig, Variant
 
-Proposal = tuple[float, int, Variant, TileConfig | None]  # time in us, order of mention, variant, tile
+_EQUAL: Final = 1.005  # estimates this close are equal: what the kernels need beside time decides
+_MOST_EQUAL: Final = 8  # candidates that are compared so
+
+
+class Judge(Protocol):
+    """Who may serve a problem on a device: a Legality, or one with the caller's policy."""
+
+    @property
+    def problem(self) -> GemmProblem:
+        """What is to be served."""
+
+    @property
+    def arch(self) -> Arch:
+        """Where."""
+
+    def refusal(self, variant: Variant, tile: TileConfig | None = None) -> Refusal | None:
+        """Why the variant (with the tile) may not serve."""
 
 
 def estimate(
@@ -17,48 +37,72 @@ def estimate(
     return Scorer(problem, arch, fitted).estimate(variant_name, tile)
 
 
-def ridge(problem: GemmProblem, arch: Arch) -> float:
-    """Operations a byte at which the device's arithmetic and memory take equally long."""
-    return rate(problem, arch) * 1e3 / arch.bandwidth_gbps
+def legal(
+    may: Judge, variants: Iterable[Variant], fitted: Fitted | None = None
+) -> Iterator[tuple[float, Variant, TileConfig | None]]:
+    """(time in us, variant, tile) of every legal candidate, best first; a tile's legality is asked when its turn comes.
 
-
-def proposals(scorer: Scorer, variants: Iterable[Variant]) -> list[Proposal]:
-    """Every tile that variants supporting the problem propose, best first; tiles are not yet checked.
-
-    Ties go to the variant, then the tile, that was mentioned first.
+    Ties go to the least scratch memory, then to the tile that moves the fewest bytes for its products, then to the variant and the
+    tile mentioned first.
     """
-    problem, arch = scorer.problem, scorer.arch
-    found: list[Proposal] = []
+    numbers, owners = proposals(may, variants)
+    times = Scorer(may.problem, may.arch, fitted).costs(numbers).total
+    for index in best_first(times, numbers):
+        tile = PAIRS.pairs[numbers[index]][1]
+        if tile is None or may.refusal(owners[index], tile) is None:
+            yield float(times[index]), owners[index], tile
+
+
+def proposals(may: Judge, variants: Iterable[Variant]) -> tuple[list[int], list[Variant]]:
+    """What the variants that take the problem propose: numbers in `pairs`, and whose they are. Tiles are not checked."""
+    numbers: list[int] = []
+    owners: list[Variant] = []
     for variant in variants:
-        if variant.refusal(problem, arch) is not None:
-            continue
-        tiles: Sequence[TileConfig | None] = variant.space(problem, arch) if variant.recipe is not None else (None,)
-        found += [(scorer.time_us(variant.name, tile), order, variant, tile) for order, tile in enumerate(tiles, len(found))]
-    found.sort()  # the order of mention is unique: variants are never compared
-    return found
+        if may.refusal(variant) is None:
+            found = PAIRS.numbers(variant.name, variant.space(may.problem, may.arch) if variant.recipe is not None else (None,))
+            numbers += found
+            owners += [variant] * len(found)
+    return numbers, owners
 
 
-def legal(proposed: Iterable[Proposal], problem: GemmProblem, arch: Arch) -> Iterator[Proposal]:
-    """The proposals that stand: the same statement of legality as Variant.refusal, whose first half is already made."""
-    return (item for item in proposed if item[3] is None or item[2].fits(problem, item[3], arch) is None)
+def best_first(times_us: Array, numbers: Sequence[int]) -> Iterator[int]:
+    """Indices by time, ties broken."""
+    order, times = times_us.argsort(kind="stable").tolist(), times_us.tolist()
+    start = 0
+    while start < len(order):
+        stop, limit = start + 1, _EQUAL * times[order[start]]
+        while stop < len(order) and stop < start + _MOST_EQUAL and times[order[stop]] <= limit:
+            stop += 1
+        if stop == start + 1:
+            yield order[start]
+        else:
+            yield from sorted(order[start:stop], key=lambda index: (*_needs(numbers[index]), index))
+        start = stop
 
 
-def rank(problem: GemmProblem, arch: Arch, variants: Iterable[Variant], fitted: Fitted | None = None) -> list[Candidate]:
+def _needs(number: int) -> tuple[int, float]:
+    """Partial sums kept in scratch memory, in results, and bytes moved per product, both the less the better."""
+    tile = PAIRS.pairs[number][1]
+    if tile is None:
+        return (0, 0.0)
+    m, n, k = tile.block_m, tile.block_n, tile.block_k
+    return (tile.split_k if tile.split_k > 1 else 0, (m * k + n * k + m * n) / (m * n * k))
+
+
+def rank(may: Judge, variants: Iterable[Variant], fitted: Fitted | None = None) -> list[Candidate]:
     """Every legal variant and tile, best first."""
-    scorer = Scorer(problem, arch, fitted)
-    found = legal(proposals(scorer, variants), problem, arch)
-    return [Candidate(variant.name, tile, scorer.estimate(variant.name, tile)) for _, _, variant, tile in found]
+    found = [(variant.name, tile) for _, variant, tile in legal(may, variants, fitted)]
+    estimates = Scorer(may.problem, may.arch, fitted).estimates(found)
+    return [Candidate(name, tile, estimate) for (name, tile), estimate in zip(found, estimates, strict=True)]
 
 
-def shortlist(
-    problem: GemmProblem, arch: Arch, variants: Iterable[Variant], count: int = 16, fitted: Fitted | None = None
-) -> list[Candidate]:
+def shortlist(may: Judge, variants: Iterable[Variant], count: int = 16, fitted: Fitted | None = None) -> list[Candidate]:
     """The candidates worth measuring, best first: the model's favourites, varied.
 
     A model that is wrong about a family must not hide it from a tuner, so each variant that can serve sends its best two tiles. One
     that cannot tell two knobs apart must not fill the list with them, so block_m x block_n x block_k recurs three times at most.
     """
-    ranked = rank(problem, arch, variants, fitted)
+    ranked = rank(may, variants, fitted)
     families: dict[str, set[tuple[int, ...]]] = {}
     chosen: set[int] = set()
     for index, candidate in enumerate(ranked):
@@ -86,13 +130,14 @@ def _sides(candidate: Candidate) -> tuple[int, ...]:
 __all__ = [
     "COEFFICIENTS",
     "Coefficients",
+    "Judge",
     "Scorer",
     "estimate",
     "legal",
-    "proposals",
     "rank",
     "rate",
     "ridge",
     "roof_us",
     "shortlist",
+    "times_us",
 ]

@@ -1,6 +1,7 @@
-"""The answer to "which kernel serves this call": the pick, the rung of the ladder that made it, and everything that explains it.
+"""The answer to "which kernel serves this call": the pick, the rung of the ladder that made it, and a way to all that explains it.
 
-What explains (the ranking, refusals, estimate) is worked out when it is asked for: a call that only wants the pick does not pay.
+What explains (the ranking, refusals, estimate, and all that `explanation` tells) is worked out when it is asked for: a call that
+only wants the pick does not pay.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from heuristics.cost import Fitted, Scorer, occupancy, rate, roof_us
-from heuristics.table import TableEntry
-from kernel_zoo.spec import Arch, Candidate, Estimate, GemmProblem, TileConfig, Variant, cdiv
+from heuristics.coefficients import Fitted
+from heuristics.table import HeuristicTable, TableEntry, problem_key
+from kernel_zoo.spec import Arch, Candidate, Estimate, GemmProblem, Refusal, TileConfig, Variant
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Rung = Literal["forced", "exact", "borrowed", "nearest", "model", "default"]
+    from heuristics.eligibility import Eligibility
+    from heuristics.footprint import Footprint
+    from heuristics.resources import ResourceTable
+    from heuristics.verdicts import Verdict
 
-_SHOWN: Final = 5
+Rung = Literal["forced", "exact", "borrowed", "nearest", "model", "default"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,9 @@ class Selection:
         entry: the row whose tile was taken, where one was.
         distance: octaves from the nearest row used; 0 for a row of this very problem, None without a row.
         reason: one sentence.
+        assumed: what the problem says without anybody having said it (sizes were given rather than tensors).
+        may: what the caller allows and what is legal, as it was when the choice was made.
+        tables: the tables that were consulted.
     """
 
     problem: GemmProblem
@@ -50,11 +57,21 @@ class Selection:
     variants: tuple[Variant, ...] = field(default=(), repr=False, compare=False)
     fitted: Fitted | None = field(default=None, repr=False, compare=False)
     judge: Callable[[], tuple[list[Candidate], list[Candidate]]] = field(default=lambda: ([], []), repr=False, compare=False)
+    may: Eligibility | None = field(default=None, repr=False, compare=False)
+    tables: tuple[HeuristicTable, ...] = field(default=(), repr=False, compare=False)
+    assumed: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     @cached_property
     def estimate(self) -> Estimate:
         """The model's time for the pick."""
-        return Scorer(self.problem, self.arch, self.fitted).estimate(self.variant, self.tile)
+        from heuristics.model import estimate
+
+        return estimate(self.problem, self.arch, self.variant, self.tile, self.fitted)
+
+    @property
+    def estimate_error(self) -> float | None:
+        """How far the model's times for the variant were from the measured ones it was fitted to, as a share; None if unknown."""
+        return (self.fitted or {}).get(self.variant, {}).get("fit_error")
 
     @property
     def ranked(self) -> list[Candidate]:
@@ -70,172 +87,114 @@ class Selection:
     def _judged(self) -> tuple[list[Candidate], list[Candidate]]:
         return self.judge()
 
-    @cached_property
-    def _record(self) -> Variant | None:
-        return next((variant for variant in self.variants if variant.name == self.variant), None)
+    def record(self, name: str) -> Variant | None:
+        """The variant of that name, where it was one of those to choose from."""
+        return next((variant for variant in self.variants if variant.name == name), None)
+
+    @property
+    def origin(self) -> str:
+        """Whose the picked variant is: "zoo" or "user"."""
+        record = self.record(self.variant)
+        return record.origin if record is not None else "user"
 
     @property
     def deterministic(self) -> bool:
         """Repeats bit for bit from run to run."""
-        return self._record is not None and self._record.deterministic
-
-    @cached_property
-    def workspace_bytes(self) -> int:
-        """Scratch memory that a call takes."""
-        if self._record is None or self.tile is None or self._record.recipe is None or self._empty:
-            return 0
-        return self._record.plan(self.problem, self.tile, self.arch).workspace_bytes
+        record = self.record(self.variant)
+        return record is not None and record.deterministic
 
     @property
-    def _empty(self) -> bool:
+    def empty(self) -> bool:
+        """There is no result to compute."""
         return min(self.problem.batch, self.problem.m, self.problem.n) <= 0
 
+    @property
+    def resources(self) -> ResourceTable | None:
+        """What compiled kernels need, where known."""
+        return self.may.resources if self.may is not None else None
+
     @cached_property
+    def footprint(self) -> Footprint | None:
+        """Tiles, programs, waves, occupancy and workspace of the pick; None where the tile is not known."""
+        from heuristics.footprint import footprint
+
+        return footprint(self.problem, self.arch, self.variant, self.record(self.variant), self.tile, self.resources)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory that a call takes."""
+        return self.footprint.workspace_bytes if self.footprint else 0
+
+    @property
     def waves(self) -> float | None:
         """Programs over those that the device holds at once; None where the tile is not known."""
-        if self.tile is None or self._empty:
-            return None
-        rows, cols = self._tiles(self.tile)
-        at_once = self.arch.sm_count * occupancy(self.problem.a.itemsize, self.tile, self.arch)
-        return rows * cols * self.problem.batch * self.tile.split_k / at_once
+        return self.footprint.waves if self.footprint else None
 
-    @cached_property
+    @property
     def tile_use(self) -> float | None:
         """The share of the tiles' products that lie inside the matrices; None where the tile is not known."""
-        p, tile = self.problem, self.tile
-        if tile is None or self._empty or p.k == 0:
-            return None
-        rows, cols = self._tiles(tile)
-        height = min(p.m, p.n) if self.variant == "gemv" else rows * tile.block_m
-        return p.m * p.n * p.k / (height * cols * tile.block_n * cdiv(p.k, tile.block_k) * tile.block_k)
+        return self.footprint.tile_use if self.footprint else None
 
-    def _tiles(self, tile: TileConfig) -> tuple[int, int]:
-        """Tiles along the kernel's M and N; gemv does not cut the narrow side."""
-        p = self.problem
-        if self.variant == "gemv":
-            return 1, cdiv(max(p.m, p.n), tile.block_n)
-        rows, cols = (p.n, p.m) if tile.knob("swap") else (p.m, p.n)
-        return cdiv(rows, tile.block_m), cdiv(cols, tile.block_n)
+    @cached_property
+    def nearest_row(self) -> tuple[float, str, TableEntry] | None:
+        """The row least far from the problem in the tables consulted: octaves, table, row. None where no row is comparable."""
+        key = problem_key(self.problem)
+        found = [(far, table.name, row) for table in self.tables for far, row in table.nearest(key, 1)]
+        return min(found, key=lambda item: item[0], default=None)
+
+    def refusal(self, variant: Variant, tile: TileConfig | None = None) -> Refusal | None:
+        """Why a variant, with a tile, may not serve this call: the caller's policy, its rules, what its binary needs."""
+        if self.may is None:
+            return variant.refusal(self.problem, self.arch, tile)
+        refusal = self.may.refusal(variant, tile)
+        if refusal is None and self.problem.batch_invariant:
+            refusal = self.may.refusal(variant, tile, forced=True)  # which tells the fixed family and tile from others
+        return refusal
+
+    def unasked(self, variant: Variant) -> Refusal | None:
+        """Why a variant serves only where it is forced or a table names it."""
+        return self.may.unasked(variant) if self.may is not None else None
+
+    def why(self, name: str, tile: TileConfig | None = None) -> Verdict:
+        """Why a variant, or a variant with a tile, was not picked: print it, or take it as data with `.as_dict()`.
+
+        Raises:
+            UnknownVariantError: no variant has that name; the message has the nearest names.
+        """
+        from heuristics.verdicts import why
+
+        return why(self, name, tile)
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        from heuristics.explanation import facts
+
+        return facts(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, JSON-able."""
-        p, arch = self.problem, self.arch
-        roof, bound = roof_us(p, arch)
-        return {
-            "problem": self._problem(),
-            "device": {"name": arch.name, "capability": f"{arch.capability[0]}.{arch.capability[1]}", "sm_count": arch.sm_count},
-            "variant": self.variant,
-            "tile": self.tile.describe() if self.tile else None,
-            "rung": self.rung,
-            "table": self.table,
-            "distance": self.distance,
-            "reason": self.reason,
-            "notes": list(self.notes),
-            "flops": p.flops,
-            "least_bytes": p.least_bytes,
-            "intensity": p.flops / max(p.least_bytes, 1),
-            "ridge": rate(p, arch) * 1e3 / arch.bandwidth_gbps,
-            "roof_us": roof,
-            "bound": bound,
-            "estimate_us": self.estimate.time_us,
-            "estimate_parts": dict(self.estimate.parts),
-            "measured_us": self.measured_us,
-            "waves": self.waves,
-            "tile_use": self.tile_use,
-            "workspace_bytes": self.workspace_bytes,
-            "deterministic": self.deterministic,
-            "batch_invariant": p.batch_invariant,
-            "ranked": [_candidate(candidate) for candidate in self.ranked[:_SHOWN]],
-            "refused": [_candidate(candidate) for candidate in self.refused],
-        }
+        """Everything, JSON-able, in the order of the explanation."""
+        return dict(self._facts)
 
-    def _problem(self) -> dict[str, Any]:
-        p = self.problem
-        sizes = {
-            "batch": p.batch,
-            "m": p.m,
-            "n": p.n,
-            "k": p.k,
-            "dtype": p.dtype,
-            "out_dtype": p.out.dtype,
-            "precision": p.precision,
-        }
-        aligns = [p.a.line_align, p.b.line_align, p.out.line_align]
-        asked = {"deterministic": p.deterministic, "batch_invariant": p.batch_invariant}
-        return {**sizes, "layout": p.layout, "align": aligns, "class": p.shape_class, **asked}
+    def lines(self, *, sources: bool = False) -> list[str]:
+        """The explanation up to the candidates, a fact a line; `sources` adds where the device's figures come from."""
+        from heuristics import rendering
 
-    def lines(self) -> list[str]:
-        """The explanation, a fact a line, in a fixed order."""
-        p, arch, name = self.problem, self.arch, self.variant
-        aligns = [p.a.line_align, p.b.line_align, p.out.line_align]
-        roof, bound = roof_us(p, arch)
-        where = f"{self.table}" if self.table else "no table row"
-        near = f", {self.distance:.2f} octaves away" if self.distance else ""
-        estimate = f"{self.estimate.time_us:.1f} us by the model"
-        parts = ", ".join(f"{part} {us:.1f}" for part, us in self.estimate.parts.items() if us >= 0.05)
-        measured = f"; measured {self.measured_us:.1f} us" if self.measured_us is not None else ""
-        promised = "yes" if p.batch_invariant else "no (ask for batch_invariant=True)"
-        intensity = p.flops / max(p.least_bytes, 1)
-        ridge = rate(p, arch) * 1e3 / arch.bandwidth_gbps
-        found = [
-            f"problem: {p.describe()}, lines aligned to {'/'.join(map(str, aligns))} bytes, class {p.shape_class}",
-            f"device: {arch.name}, compute capability {arch.capability[0]}.{arch.capability[1]}, {arch.sm_count} SMs",
-            f"pick: {name} {self.tile.describe() if self.tile else '(launches by itself)'}",
-            f"rung: {self.rung} ({where}{near})",
-            f"reason: {self.reason}",
-            f"work: {p.flops:.4g} flops, {p.least_bytes:.4g} bytes at least, {intensity:.1f} flops a byte (ridge {ridge:.0f})",
-            f"roof: {roof:.2f} us, bound by {bound}",
-            f"estimate: {estimate}{measured}{' (' + parts + ')' if parts else ''}",
-        ]
-        if self.waves is not None:
-            used = f", {self.tile_use:.0%} of the tiles used" if self.tile_use is not None else ""
-            found.append(f"waves: {self.waves:.2f}{used}")
-        found.append(f"workspace: {self.workspace_bytes:,} bytes")
-        found.append(f"repeats bit for bit: {'yes' if self.deterministic else 'not promised'}; batch-invariant: {promised}")
-        return found + [f"note: {note}" for note in self.notes]
+        return [f"{head}: {fact}" for head, fact in rendering.lines(self._facts, sources=sources)]
+
+    def text(self, *, sources: bool = False) -> str:
+        """The whole explanation."""
+        from heuristics import rendering
+
+        return rendering.text(self._facts, sources=sources)
 
     def __str__(self) -> str:
-        ranked = [f"  {_time(candidate)}  {_name(candidate)}" for candidate in self.ranked[:_SHOWN]]
-        refused = [f"  {candidate.variant}: {_sentence(candidate)}" for candidate in self.refused]
-        listing = ["best by the model:", *ranked] if ranked else []
-        return "\n".join([*self.lines(), *listing, *(["refused:", *refused] if refused else [])])
+        return self.text()
 
     def __rich__(self) -> RenderableType:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
+        return self.rich()
 
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold", no_wrap=True)
-        facts.add_column(overflow="fold")
-        for line in self.lines():
-            head, _, rest = line.partition(": ")
-            facts.add_row(head, Text(rest))
-        table = Table("us", "variant", "tile", title="best by the model", title_justify="left")
-        for candidate in self.ranked[:_SHOWN]:
-            table.add_row(_time(candidate).strip(), candidate.variant, candidate.tile.describe() if candidate.tile else "-")
-        refused = Table("variant", "refused because", title_justify="left")
-        for candidate in self.refused:
-            refused.add_row(candidate.variant, Text(_sentence(candidate)))
-        return Group(facts, *([table] if self.ranked else []), *([refused] if self.refused else []))
+    def rich(self, *, sources: bool = False) -> RenderableType:
+        """The whole explanation for a terminal."""
+        from heuristics import rendering
 
-
-def _time(candidate: Candidate) -> str:
-    return f"{candidate.estimate.time_us:10.1f} us" if candidate.estimate else ""
-
-
-def _name(candidate: Candidate) -> str:
-    return f"{candidate.variant} {candidate.tile.describe()}" if candidate.tile else candidate.variant
-
-
-def _sentence(candidate: Candidate) -> str:
-    return candidate.refusal.sentence if candidate.refusal else ""
-
-
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "variant": candidate.variant,
-        "tile": candidate.tile.describe() if candidate.tile else None,
-        "estimate_us": candidate.estimate.time_us if candidate.estimate else None,
-        "refusal": candidate.refusal.sentence if candidate.refusal else None,
-    }
+        return rendering.rich(self._facts, sources=sources)

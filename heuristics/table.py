@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from heuristics.archs import ARCHS, device_name
+from heuristics.distance import RowGroup, position
 from kernel_zoo.spec import ITEMSIZE, VECTOR_BYTES, Arch, Epilogue, GemmProblem, Operand, TileConfig, cdiv
 
 Source = Literal["measured", "modelled", "hand"]
@@ -19,8 +20,7 @@ Origin = Literal["user", "packaged"]
 Kinship = Literal["exact", "borrowed"]
 
 HALF_CLASS: Final = "16bit"
-OCTAVE: Final = 1.0  # rows farther than this say nothing about a problem
-_K_WEIGHT: Final = 0.5  # K changes how long a tile runs, M and N which tiles there are
+_SOURCE_RANK: Final = {"modelled": 0, "measured": 1, "hand": 2}
 
 
 def dtype_class(dtype: str) -> str:
@@ -141,6 +141,11 @@ class TableEntry:
         """The winner, then the runners-up."""
         return (Measurement(self.variant, self.tile, self.time_us, self.digest), *self.runner_ups)
 
+    @property
+    def standing(self) -> tuple[int, str]:
+        """Of two rows of a problem the higher one wins: hand-written over measured over modelled, then the later date."""
+        return (_SOURCE_RANK[self.source], self.date)
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -165,7 +170,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class HeuristicTable:
-    """Rows of one device, indexed. `name` says where they come from: a path, or the packaged table's name."""
+    """Rows of one device, indexed. `name` says where they come from: a path, or the packaged table's name.
+
+    `hint` says what else is foreign about the rows ("Triton 3.5.0"); such rows are hints, as another device's are.
+    """
 
     name: str
     environment: Environment
@@ -176,13 +184,21 @@ class HeuristicTable:
     minblas_version: str = ""
     protocol: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    hint: str = ""
 
     def kinship(self, arch: Arch) -> Kinship | None:
-        """Whether rows are of this very device ("exact"), of another of its capability ("borrowed"), or of neither (None)."""
+        """Whether rows are of this very device ("exact"), of another of its capability or hints ("borrowed"), or neither (None)."""
         env = self.environment
         if env.compute_capability != arch.capability:
             return None
-        return "exact" if env.device == device_name(arch.name) and env.sm_count == arch.sm_count else "borrowed"
+        same = env.device == device_name(arch.name) and env.sm_count == arch.sm_count
+        return "exact" if same and not self.hint else "borrowed"
+
+    @property
+    def where(self) -> str:
+        """What the rows were measured on, in words."""
+        env = self.environment
+        return f"{env.gpu_name} ({env.sm_count} SMs)" + (f" with {self.hint}" if self.hint else "")
 
     def lookup(self, key: ProblemKey) -> TableEntry | None:
         """The row of exactly this problem."""
@@ -190,43 +206,21 @@ class HeuristicTable:
 
     def nearest(self, key: ProblemKey, count: int = 4, within: float = math.inf) -> list[tuple[float, TableEntry]]:
         """The rows of comparable problems at the least distance (in octaves), nearest first, none farther than `within`."""
-        here = _position(key)
-        if here is None:
-            return []
-        m, n, k, b = here
-        found: list[tuple[float, int, TableEntry]] = []
-        for order, ((row_m, row_n, row_k, row_b), entry) in enumerate(self._groups.get(key.group, ())):
-            far = abs(m - row_m) + abs(n - row_n) + _K_WEIGHT * abs(k - row_k) + abs(b - row_b)
-            if far <= within:
-                found.append((far, order, entry))
-        found.sort(key=lambda item: item[:2])
-        return [(far, entry) for far, _, entry in found[:count]]
+        group = self.group(key)
+        return [(far, group.entries[index]) for far, index in group.nearest(key, count, within)] if group is not None else []
+
+    def group(self, key: ProblemKey) -> RowGroup | None:
+        """The rows of problems comparable with that one."""
+        return self._groups.get(key.group)
 
     @cached_property
     def _index(self) -> dict[ProblemKey, TableEntry]:
         return {entry.key: entry for entry in self.entries}
 
     @cached_property
-    def _groups(self) -> dict[tuple[Any, ...], list[tuple[tuple[float, float, float, float], TableEntry]]]:
-        groups: dict[tuple[Any, ...], list[tuple[tuple[float, float, float, float], TableEntry]]] = {}
+    def _groups(self) -> dict[tuple[Any, ...], RowGroup]:
+        groups: dict[tuple[Any, ...], list[TableEntry]] = {}
         for entry in self.entries:
-            position = _position(entry.key)
-            if position is not None:
-                groups.setdefault(entry.key.group, []).append((position, entry))
-        return groups
-
-
-def _position(key: ProblemKey) -> tuple[float, float, float, float] | None:
-    """Sizes on a scale of octaves; None for an empty problem, which is near nothing."""
-    if min(key.m, key.n, key.k, key.batch) <= 0:
-        return None
-    return (math.log2(key.m), math.log2(key.n), math.log2(key.k), math.log2(key.batch))
-
-
-def distance(a: ProblemKey, b: ProblemKey) -> float:
-    """How far apart two comparable problems are, in octaves; infinite where they are not comparable or one is empty."""
-    here, there = _position(a), _position(b)
-    if here is None or there is None or a.group != b.group:
-        return math.inf
-    m, n, k, batch = (abs(x - y) for x, y in zip(here, there, strict=True))
-    return m + n + _K_WEIGHT * k + batch
+            if position(entry.key) is not None:
+                groups.setdefault(entry.key.group, []).append(entry)
+        return {key: RowGroup(tuple(entries)) for key, entries in groups.items()}

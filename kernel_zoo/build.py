@@ -131,10 +131,11 @@ def compile_binary(spec: Specialisation, cc: int) -> Any:
 
 _INSTRUCTIONS: Final = {
     "wgmma": r"\b[HQI]GMMA\b|\bBGMMA\b",
+    "tcgen05": r"\bUTC\w*MMA\b",
     "mma": r"\b[HQID]MMA\b",
     "tma": r"\bUTMA\w+\b",
     "cp.async": r"\bLDGSTS\b",
-    "ffma": r"\bFFMA\b",
+    "ffma": r"\bFFMA2?\b",  # FFMA2 forms two products at a time (10.0)
 }
 
 

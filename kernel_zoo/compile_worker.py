@@ -1,8 +1,8 @@
 """A process that compiles kernels for another one and leaves the binaries in Triton's disk cache.
 
 Run by path, not as part of the package, so that it imports triton and the kernels but not torch: it starts in a second and never
-touches a device. It reads pickled frames from standard input: first the parent's sys.path, then jobs; each job is answered by
-(status, message, resources) with status "ok", "failed" or "unknown" (the kernel cannot be found here; the parent must compile it).
+touches a device. It reads pickled frames from standard input: first the parent's sys.path, then jobs; each job is answered by an
+Answer's fields, with status "ok", "failed" or "unknown" (the kernel cannot be found here; the parent must compile it).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
@@ -25,11 +27,16 @@ Job = tuple[str, str, tuple[str, ...], tuple[tuple[int, Any], ...], tuple[int, .
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a compilation ended: "ok", "failed" or "unknown", why, and what the binary needs where that could be read."""
+    """How a compilation ended: "ok", "failed" or "unknown", why, and what the binary needs where that could be read.
+
+    `seconds` is what it took, next to nothing where the binary was in Triton's disk cache (`cached`).
+    """
 
     status: str
     message: str = ""
     resources: Resources | None = None
+    seconds: float = field(default=0.0, compare=False)
+    cached: bool = field(default=False, compare=False)
 
 
 def find_kernel(module: str, qualname: str) -> Any:
@@ -56,17 +63,44 @@ def compile_here(spec: Any, cc: int, *, launcher: bool = False, read: bool = Tru
     """Compile a specialisation in this process; where asked, its C launcher too, and read what the binary needs."""
     from kernel_zoo.build import compile_binary, resources
 
-    try:
-        compiled = compile_binary(spec, cc)
-    except Exception as error:  # the compiler raises types of its own, MLIR's included
-        text = str(error) or repr(error)
-        return Answer("failed", f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}")
+    began = time.perf_counter()
+    with _cache_hits() as hits:
+        try:
+            compiled = compile_binary(spec, cc)
+        except Exception as error:  # the compiler raises types of its own, MLIR's included
+            text = str(error) or repr(error)
+            message = f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}"
+            return Answer("failed", message, seconds=time.perf_counter() - began)
     if launcher:
         build_launcher(compiled)
+    took, cached = time.perf_counter() - began, any(hits)
     try:
-        return Answer("ok", resources=resources(compiled) if read else None)
+        return Answer("ok", "", resources(compiled) if read else None, took, cached)
     except (OSError, subprocess.CalledProcessError):  # no disassembler: the binary is there all the same
-        return Answer("ok")
+        return Answer("ok", "", None, took, cached)
+
+
+@contextlib.contextmanager
+def _cache_hits() -> Iterator[list[bool]]:
+    """A list that gets, for each compilation in the block, whether triton found the binary on disk."""
+    hits: list[bool] = []
+    try:
+        from triton import knobs
+    except ImportError:
+        yield hits
+        return
+    before = knobs.compilation.listener
+
+    def listen(**event: Any) -> None:
+        hits.append(bool(event.get("cache_hit")))
+        if before is not None:
+            before(**event)
+
+    knobs.compilation.listener = listen
+    try:
+        yield hits
+    finally:
+        knobs.compilation.listener = before
 
 
 def build_launcher(compiled: Any) -> None:
@@ -104,7 +138,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def _send(sink: BinaryIO, answer: Answer) -> None:
-    pickle.dump((answer.status, answer.message, answer.resources), sink)
+    pickle.dump((answer.status, answer.message, answer.resources, answer.seconds, answer.cached), sink)
     sink.flush()
 
 

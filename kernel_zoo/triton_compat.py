@@ -31,6 +31,8 @@ except ImportError:  # pragma: no cover - exercised in a subprocess that hides t
 
 #: Minor versions that the kernels are gated on and the direct launch was tested with.
 TESTED: Final = ("3.6", "3.7")
+#: Versions that every row of every packaged table is compiled on (`make gate`).
+GATED: Final = ("3.6.0", "3.7.1")
 
 
 def is_tested(version: str) -> bool:
@@ -38,4 +40,4 @@ def is_tested(version: str) -> bool:
     return ".".join(version.split(".")[:2]) in TESTED
 
 
-__all__ = ["HAVE_TRITON", "TESTED", "is_tested", "tl", "triton"]
+__all__ = ["GATED", "HAVE_TRITON", "TESTED", "is_tested", "tl", "triton"]

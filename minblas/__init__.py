@@ -30,6 +30,7 @@ _HOMES: Final[dict[str, str]] = {
     "mm": "minblas.torch_names",
     "options": "minblas.settings",
     "plan": "minblas.api",
+    "recorded": "minblas.record",
     "register_variant": "minblas.register",
     "show_versions": "minblas.versions",
     "stats": "minblas.report",
@@ -55,6 +56,7 @@ __all__ = [
     "mm",
     "options",
     "plan",
+    "recorded",
     "register_variant",
     "show_versions",
     "stats",
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from minblas.api import gemm, plan
     from minblas.check import check
     from minblas.explain import explain
+    from minblas.record import recorded
     from minblas.register import register_variant
     from minblas.report import stats, unregister, variants
     from minblas.settings import options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from minblas import device as devices
-from minblas import dispatch, operands, settings
+from minblas import dispatch, operands, record, settings
 from minblas.cache import CACHE
 from minblas.errors import ArgumentError, MinblasError, OperandError, suggestion
 from minblas.plan import LaunchPlan, scalar_class
@@ -162,6 +162,7 @@ def make_plan(call: Call) -> LaunchPlan:
         )
     resolved = None
     if described.problem is not None:
+        record.note(described.problem)
         resolved = dispatch.resolve(described.problem, described.device, call.variant, call.tile)
     elif call.variant is not None:
         dispatch.get(call.variant)

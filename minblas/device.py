@@ -42,6 +42,31 @@ def arch_of(device: torch.device) -> Arch:
     return found
 
 
+def budgeted(arch: Arch) -> Arch:
+    """A device as the choice is to see it under options(sm_count=...): fewer SMs and their arithmetic; memory and L2 stay whole.
+
+    Raises:
+        SettingsError: it has fewer SMs than that.
+    """
+    count = settings.current().sm_count
+    if count is None or count == arch.sm_count:
+        return arch
+    if count > arch.sm_count:
+        remedy = "leave sm_count (MINBLAS_SM_COUNT) away for the whole device"
+        raise SettingsError(f"sm_count is {count}", f"1 to {arch.sm_count}, the SMs of {arch.name}", remedy)
+    rates = {dtype: rate * count / arch.sm_count for dtype, rate in arch.tflops.items()}
+    sources = {**arch.sources, "sm_count": f"options(sm_count={count}), of the device's {arch.sm_count}"}
+    return replace(arch, sm_count=count, tflops=rates, sources=sources)
+
+
+def budget_note(arch: Arch, whole: Arch) -> str:
+    """What a choice under an SM budget is, and is not."""
+    return (
+        f"SM budget: chosen as for {arch.sm_count} of the {whole.sm_count} SMs (options(sm_count=...)); a target, not a fence: "
+        "resident programs keep to it, kernels of one program a tile may spread over more"
+    )
+
+
 def index_of(device: torch.device) -> int:
     """The number of a GPU; the current one's where the device names none."""
     import torch

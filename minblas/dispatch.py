@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from heuristics import choose
@@ -18,7 +18,7 @@ from kernel_zoo.spec import Arch, GemmProblem, TileConfig
 from minblas import device as devices
 from minblas import errors, log, settings
 from minblas.failures import QUARANTINE
-from minblas.registry import forget_plans, get, register, registry, tables, unregister
+from minblas.registry import forget_plans, get, register, registry, resources, tables, unregister
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.get("dispatch")
 _MOST_FAILURES: Final = 3  # tiles of one variant that are tried before the next variant is
+_SKIPPED: Final = ("every pick before it failed", "every pick before it failed or spills registers")
+_MOST_SPILLING: Final = 3  # picks that are passed over because they spill; then the best of them serves after all
 
 
 def policy(variant: str | None = None, tile: TileConfig | None = None) -> Policy:
@@ -51,14 +53,15 @@ def select(
         VariantError: the forced variant or tile cannot serve the problem; the message is its refusal.
         NoVariantError: nothing can.
     """
-    arch = device if isinstance(device, Arch) else devices.arch_of(device)
+    whole = device if isinstance(device, Arch) else devices.arch_of(device)
+    arch = devices.budgeted(whole)
     if tile is not None and not isinstance(tile, TileConfig):
         raise errors.ArgumentError(f"tile is {tile!r}", "a minblas.TileConfig", "for example minblas.TileConfig(128, 128, 64)")
     wishes = policy(variant, tile)
     for name in (*wishes.exclude, *((wishes.variant,) if wishes.variant is not None else ())):
         get(name)
     try:
-        return choose.choose(problem, arch, registry(), tables=tables(arch), policy=wishes)
+        chosen = choose.choose(problem, arch, registry(), tables(arch), resources(arch), wishes)
     except choose.ForcedVariantError as error:
         refusal = error.refusal
         given = f"{error.variant} cannot serve {problem.describe()} on {arch.name}: {refusal.given}"
@@ -69,6 +72,7 @@ def select(
         raise errors.NoVariantError(
             str(error), remedy="allow more variants (options(exclude=...)), or change the operands"
         ) from None
+    return chosen if arch is whole else replace(chosen, notes=(*chosen.notes, devices.budget_note(arch, whole)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +100,33 @@ class Resolved:
 def resolve(problem: GemmProblem, device: torch.device, variant: str | None = None, tile: TileConfig | None = None) -> Resolved:
     """Select, then make ready; a pick that fails is quarantined and the next ranked one is tried, down to aten.
 
+    A pick of the zoo that nobody measured gives way to the next kernel where it turns out to spill registers, as it may under a
+    version of triton, or an alignment, that the resource data do not know.
+
     Raises:
         LaunchError: a forced pick, or everything, failed.
         ColdCallError: a kernel would have to be compiled or loaded where that is not allowed.
     """
     from minblas import launch
 
-    arch = devices.arch_of(device)
+    arch = devices.budgeted(devices.arch_of(device))
     selection = select(problem, arch, variant, tile)
+    if settings.current().tune == "first_use":
+        from minblas.first_use import FIRST_USE
+
+        selection = FIRST_USE.improve(selection, device, lambda: select(problem, arch, variant, tile))
     forced = selection.rung == "forced"
     failures: Counter[str] = Counter()
+    spilling: list[Resolved] = []
     for name, candidate_tile in _candidates(selection):
         chosen = get(name)
         if not forced and (failures[name] >= _MOST_FAILURES or QUARANTINE.holds(problem, arch, name, candidate_tile)):
             continue
+        if spilling and (name == choose.NET or len(spilling) == _MOST_SPILLING):
+            break
         if not launch.is_ready(chosen, problem, candidate_tile, arch, device):
+            if spilling and not _may_compile(device):
+                break
             stand_in = _cold(problem, device, name, forced)
             if stand_in is not None:
                 return stand_in
@@ -120,15 +136,16 @@ def resolve(problem: GemmProblem, device: torch.device, variant: str | None = No
             report_failure(problem, arch, name, candidate_tile, error, forced)
             failures[name] += 1
             continue
-        reason = prepared.reason or (selection.reason if name == selection.variant else "every pick before it failed")
-        _LOG.info(
-            "%s: %s %s (%s)",
-            problem.describe(),
-            prepared.variant,
-            candidate_tile.describe() if candidate_tile else "",
-            selection.rung,
-        )
-        return Resolved(prepared.variant, candidate_tile, prepared, selection.rung, reason, forced)
+        reason = prepared.reason or (selection.reason if name == selection.variant else _SKIPPED[bool(spilling)])
+        what = f"{prepared.variant} {candidate_tile.describe() if candidate_tile else ''}".strip()
+        _LOG.info("%s: %s (%s)", problem.describe(), what, selection.rung)
+        found = Resolved(prepared.variant, candidate_tile, prepared, selection.rung, reason, forced)
+        if not prepared.spills or selection.rung in ("forced", "exact") or chosen.origin == "user":
+            return found
+        spilling.append(found)
+        log.once("dispatch", "%s spills registers on %s (%d words) and is passed over", what, arch.name, prepared.spills)
+    if spilling:
+        return spilling[0]
     raise errors.LaunchError(f"every variant failed on {problem.describe()}", remedy="minblas.stats() has each failure")
 
 
@@ -143,6 +160,14 @@ def _candidates(selection: Selection) -> Iterator[tuple[str, TileConfig | None]]
         if pick not in seen:
             seen.append(pick)
             yield pick
+
+
+def _may_compile(device: torch.device) -> bool:
+    """Whether a kernel may be compiled and loaded now."""
+    import torch
+
+    with torch.cuda.device(device):
+        return settings.current().on_cold == "compile" and not torch.cuda.is_current_stream_capturing()
 
 
 def _cold(problem: GemmProblem, device: torch.device, name: str, forced: bool) -> Resolved | None:
@@ -197,6 +222,7 @@ __all__ = [
     "registry",
     "report_failure",
     "resolve",
+    "resources",
     "select",
     "tables",
     "unregister",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Final
 
 from heuristics.choose import Selection
-from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig, canonical_dtype
+from kernel_zoo.spec import VECTOR_BYTES, Arch, Epilogue, GemmProblem, Operand, TileConfig, canonical_dtype
 from minblas import device as devices
 from minblas import dispatch, settings
 from minblas.errors import ArgumentError, DTypeError, ShapeError, suggestion
 from minblas.values import check_activation, check_activation_type, check_out_dtype, check_precision
 
 
-def explain(a: Any, b: Any, k: Any = None, /, *rest: Any, arch: str | None = None, **keywords: Any) -> Selection:
+def explain(a: Any, b: Any, k: Any = None, /, *rest: Any, arch: str | Arch | None = None, **keywords: Any) -> Selection:
     """The Selection for gemm(a, b, ...) or for a product of given sizes: print it, or take it as data with `.as_dict()`.
 
     explain(a, b, ...) takes gemm's arguments and reads only the operands' descriptions.
@@ -27,7 +29,7 @@ def explain(a: Any, b: Any, k: Any = None, /, *rest: Any, arch: str | None = Non
         b: an operand, or N.
         k: K, where a and b are sizes; alpha otherwise.
         *rest: beta and c, where a and b are operands.
-        arch: the device to choose for ("h200", "sm_90"); by default the operands' own, or that of the options.
+        arch: the device to choose for ("h200", "sm_90", or an Arch); by default the operands' own, or that of the options.
         **keywords: the rest, by name.
 
     Raises:
@@ -43,7 +45,8 @@ def explain(a: Any, b: Any, k: Any = None, /, *rest: Any, arch: str | None = Non
             raise ArgumentError(
                 f"keyword {unknown!r} is not known beside sizes", "a keyword of explain", suggestion(unknown, _SIZES_TAKE)
             )
-        return _explain_sizes(int(a), int(b), int(k), arch, **keywords)
+        selection = _explain_sizes(int(a), int(b), int(k), arch, **keywords)
+        return replace(selection, assumed=_assumed(selection.problem, selection.arch, arch, keywords))
     return _explain_call(a, b, *(() if k is None else (k,)), *rest, arch=arch, **keywords)
 
 
@@ -51,7 +54,7 @@ def _explain_sizes(
     m: int,
     n: int,
     k: int,
-    arch: str | None,
+    arch: str | Arch | None,
     *,
     dtype: object = "bf16",
     layout: str = "nn",
@@ -84,7 +87,34 @@ def _explain_sizes(
     except ValueError as error:
         raise ArgumentError(f"layout is {layout!r}", "nn, nt, tn or tt", str(error)) from None
     problem = _with_epilogue(problem, alpha, beta, bias, activation)
-    return dispatch.select(problem, devices.named_arch(arch or settings.current().arch), variant, tile)
+    return dispatch.select(problem, _place(arch), variant, tile)
+
+
+def _place(arch: str | Arch | None) -> Arch:
+    """The device that is meant: by default the options'."""
+    return arch if isinstance(arch, Arch) else devices.named_arch(arch or settings.current().arch)
+
+
+def _assumed(problem: GemmProblem, arch: Arch, named: object, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """What sizes alone leave open and the choice took for granted."""
+    a, b, out = problem.a, problem.b, problem.out
+    left_out = {"dtype": problem.dtype, "layout": problem.layout}
+    taken = [f"{name} {value}" for name, value in left_out.items() if name not in given]
+    memory = f"dense matrices at addresses that are multiples of {VECTOR_BYTES} bytes"
+    aligns = (a.line_align, b.line_align, out.line_align)
+    if min(aligns) < VECTOR_BYTES:
+        memory += f", so that lines of A/B/out start at multiples of {'/'.join(map(str, aligns))} (padding them would help)"
+    taken.append(memory)
+    if problem.dtype == "fp32" and given.get("precision") is None and given.get("dtype") != "tf32":
+        why = "torch's setting" if sys.modules.get("torch") is not None else "torch is not loaded"
+        taken.append(f"precision {problem.precision} ({why})")
+    if problem.epilogue.c is not None:
+        taken.append(f"C dense and {problem.epilogue.c.dtype}")
+    if problem.epilogue.bias is not None:
+        taken.append(f"bias one row of {problem.epilogue.bias.dtype}")
+    if named is None:
+        taken.append(f"device {arch.name}, since none was named")
+    return tuple(taken)
 
 
 _SIZES_TAKE: Final = frozenset(_explain_sizes.__kwdefaults__ or ())
@@ -113,12 +143,10 @@ def _precision(dtype: str, asked: str | None) -> str:
         return ""
     if asked is not None:
         return check_precision(asked)
-    return devices.precision_setting("cuda") if "torch" in sys.modules else "ieee"
+    return devices.precision_setting("cuda") if sys.modules.get("torch") is not None else "ieee"
 
 
 def _with_epilogue(problem: GemmProblem, alpha: float, beta: float, bias: bool, activation: str) -> GemmProblem:
-    from dataclasses import replace
-
     def kind(value: float) -> Any:
         return "0" if value == 0 else "1" if value == 1 else "x"
 
@@ -127,7 +155,7 @@ def _with_epilogue(problem: GemmProblem, alpha: float, beta: float, bias: bool, 
     return replace(problem, epilogue=epilogue, k=problem.k if alpha != 0 else 0)
 
 
-def _explain_call(*arguments: Any, arch: str | None, **keywords: Any) -> Selection:
+def _explain_call(*arguments: Any, arch: str | Arch | None, **keywords: Any) -> Selection:
     from minblas.cold import Call, describe_call
 
     call = Call.of(*arguments, **keywords)
@@ -137,5 +165,5 @@ def _explain_call(*arguments: Any, arch: str | None, **keywords: Any) -> Selecti
         batch, (m, n) = math.prod(described.shape[:-2]), described.shape[-2:]
         k = call.a.shape[-2 if call.trans_a else -1]
         problem = GemmProblem.of(m, n, k, canonical_dtype(call.a.dtype), batch=batch, out_dtype=canonical_dtype(described.dtype))
-    place = devices.named_arch(arch or settings.current().arch) if arch or described.device.type == "meta" else described.device
+    place = _place(arch) if arch or described.device.type == "meta" else described.device
     return dispatch.select(problem, place, call.variant, call.tile)

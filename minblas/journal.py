@@ -1,13 +1,14 @@
 """The tuner's journal: one JSON line per finished shape, written the moment it is finished.
 
 A tune that is stopped, killed or crashed loses the shape it was at and nothing else: the next one reads the journal, skips what is
-done, and keeps away from a candidate that took the device down.
+done, and keeps away from a candidate that took the device down. One tune at a time writes to it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -65,33 +66,53 @@ class Journal:
     Attributes:
         path: the file.
         done: the rows of shapes with a winner found in it, by problem identity; the others are tried again.
-        faults: (problem identity, variant, tile description) of candidates after which the device was lost.
+        faults: why, by (problem identity, variant, tile description), of candidates after which the device was lost.
+        suspects: problem identities in whose timing the device was lost while several candidates ran together.
 
     Raises:
-        JournalError: the file is no journal, or was taken on another GPU or with another torch or triton.
+        JournalError: the file is no journal, was taken on another GPU or with another torch or triton, or is being written to.
     """
 
     def __init__(self, path: Path, environment: Mapping[str, Any]) -> None:
+        from filelock import FileLock, Timeout
+
         self.path = path
         self.done: dict[str, dict[str, Any]] = {}
-        self.faults: set[tuple[str, str, str]] = set()
+        self.faults: dict[tuple[str, str, str], str] = {}
+        self.suspects: set[str] = set()
+        self._writing = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._held = FileLock(f"{path}.lock", timeout=0)
+        try:
+            self._held.acquire()
+        except Timeout:
+            given = f"another tune is writing to {path}"
+            raise JournalError(given, "a journal of its own", "wait for the other one, or give another path") from None
+        try:
+            self._open(environment)
+        except BaseException:
+            self._held.release()
+            raise
+
+    def _open(self, environment: Mapping[str, Any]) -> None:
         whole = self._read(environment)
-        if path.exists() and whole < path.stat().st_size:
-            os.truncate(path, whole)  # half a line, left by a process that was killed
-        self._file = path.open("a", encoding="utf-8")
+        if self.path.exists() and whole < self.path.stat().st_size:
+            os.truncate(self.path, whole)  # half a line, left by a process that was killed
+        self._file = self.path.open("a", encoding="utf-8")
         if whole == 0:
             self.append({"kind": "header", "version": VERSION, "environment": dict(environment)})
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write a row; it is on disk when this returns."""
-        self._file.write(json.dumps(row, sort_keys=True) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._writing:
+            self._file.write(json.dumps(row, sort_keys=True) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        self._held.release()
 
     def _read(self, environment: Mapping[str, Any]) -> int:
         """Take in the rows that are there; returns the length in bytes of its whole lines."""
@@ -102,7 +123,9 @@ class Journal:
             elif row.get("kind") == "shape" and row["winner"] is not None:
                 self.done[_identity_of(row)] = row
             elif row.get("kind") == "fault":
-                self.faults.add((_identity_of(row), row["variant"], row["tile"]))
+                self.faults[_identity_of(row), row["variant"], row["tile"]] = row.get("message", "")
+            elif row.get("kind") == "suspects":
+                self.suspects.add(_identity_of(row))
             length = end
         return length
 

@@ -49,6 +49,11 @@ class Prepared(ABC):
         """Shared memory, registers and instructions of each launch; empty where nothing was compiled."""
         return ()
 
+    @property
+    def spills(self) -> int:
+        """Words of local memory that a thread's registers spill to, as the driver says; 0 where nothing was compiled."""
+        return 0
+
 
 class Opaque(Prepared):
     """A variant that launches by itself."""

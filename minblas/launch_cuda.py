@@ -192,6 +192,11 @@ class Compiled(Prepared):
         """Read from the binaries' machine code: slow."""
         return tuple(build.resources(binary) for binary in self._binaries)
 
+    @property
+    def spills(self) -> int:
+        """Triton asks the driver when it loads a binary."""
+        return sum(getattr(binary, "n_spills", 0) or 0 for binary in self._binaries)
+
 
 _VERDICTS: Final[dict[bool, bool]] = {}
 _VERDICT_LOCK: Final = threading.RLock()

@@ -19,6 +19,11 @@ class Progress:
         self._began = self._said = time.monotonic()
         self._bar: Any = None
 
+    def say(self, text: str) -> None:
+        """What is being done now: on a terminal, where it does not pile up."""
+        if self._bar is not None:
+            self._bar.update(self._task, text=text)
+
     def step(self, text: str = "") -> None:
         """One step is done."""
         self._done += 1
@@ -37,15 +42,17 @@ class Progress:
     def __enter__(self) -> Self:
         if self._show and sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
 
             columns = (
                 TextColumn(self._what),
                 BarColumn(),
                 MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[text]}"),
+                TextColumn("{task.fields[text]}", markup=False),
             )
             self._bar = RichProgress(*columns, console=Console(stderr=True))
             self._bar.start()

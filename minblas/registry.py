@@ -6,20 +6,24 @@ Changing either forgets the plans that were made from it.
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Final
 
-from heuristics import store
+from heuristics import store, toolchain
+from heuristics.resources import ResourceTable, known
 from heuristics.table import HeuristicTable
 from kernel_zoo import catalog
 from kernel_zoo.spec import Arch, Variant
+from kernel_zoo.triton_compat import GATED
 from minblas.cache import CACHE
+from minblas.environment import version
 from minblas.errors import ArgumentError, UnknownVariantError, suggestion
 from minblas.failures import QUARANTINE
 
 _LOCK: Final = threading.RLock()
 _registered: tuple[Variant, ...] = ()
 _entry_points_loaded = False
-_tables: dict[str, tuple[HeuristicTable, ...]] = {}
+_tables: dict[tuple[str, int], tuple[HeuristicTable, ...]] = {}
 
 
 def registry() -> tuple[Variant, ...]:
@@ -107,12 +111,31 @@ def forget_plans() -> None:
     CACHE.clear()
 
 
+def read_tables_again() -> None:
+    """A table got a row that no plan was made from."""
+    with _LOCK:
+        _tables.clear()
+
+
 def tables(arch: Arch) -> tuple[HeuristicTable, ...]:
-    """The user's tables, then the packaged ones, that say something about a device."""
-    found = _tables.get(arch.name)
+    """The user's tables, then the packaged ones, that say something about a device, as far as the triton that runs leaves them."""
+    key = (arch.name, arch.sm_count)
+    found = _tables.get(key)
     if found is None:
         with _LOCK:  # read inside it: what was read before a `forget_plans` must not be kept after it
-            found = _tables.get(arch.name)
+            found = _tables.get(key)
             if found is None:
-                found = _tables[arch.name] = (*store.user_tables(arch), *store.packaged_tables(arch))
+                stored = (*store.user_tables(arch), *store.packaged_tables(arch))
+                found = _tables[key] = toolchain.under(version("triton"), stored, arch, GATED)
     return found
+
+
+def resources(arch: Arch) -> ResourceTable | None:
+    """What binaries need on a device, as the triton that runs compiles them; None where it is not known."""
+    return known(arch.cc, _compiler())
+
+
+@cache
+def _compiler() -> str:
+    """The version of triton that runs; where none is installed, the newest that packaged tables are gated on."""
+    return version("triton") or GATED[-1]

@@ -29,6 +29,8 @@ def stats(*, reset: bool = False) -> Stats:
         plans=len(plans),
         evictions=COUNTERS.evictions,
         quarantined=dispatch.QUARANTINE.as_dict(),
+        tunes=COUNTERS.tunes,
+        tune_seconds=COUNTERS.tune_seconds,
     )
     if reset:
         COUNTERS.reset()

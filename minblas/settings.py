@@ -4,8 +4,12 @@
     MINBLAS_EXCLUDE=tma,split_k      never pick these               MINBLAS_ON_COLD=compile|aten|raise
     MINBLAS_DETERMINISTIC=1          MINBLAS_BATCH_INVARIANT=1      MINBLAS_WORKSPACE_LIMIT=bytes
     MINBLAS_ARCH=h200                the device that CPU tensors stand for
+    MINBLAS_SM_COUNT=66              choose as for a device with so many SMs: the others are someone else's
     MINBLAS_INTERPRET_CAP=16777216   multiply-adds up to which CPU tensors run in Triton's interpreter
+    MINBLAS_TUNE=never|first_use     tune what no row of a table covers when it is first met?
+    MINBLAS_TUNE_BUDGET=10           seconds that this may take in all
     MINBLAS_PLAN_CACHE=4096          plans kept
+    MINBLAS_RECORD=file              append the problems that calls meet, for minblas tune --recorded
 
 Imports neither torch nor triton.
 """
@@ -27,8 +31,13 @@ from minblas.errors import SettingsError, suggestion
 
 OnCold = Literal["compile", "aten", "raise"]
 Prefer = Literal["zoo", "fastest"]
+Tune = Literal["never", "first_use"]
 
-_CHOICES: Final[dict[str, tuple[str, ...]]] = {"on_cold": ("compile", "aten", "raise"), "prefer": ("zoo", "fastest")}
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "on_cold": ("compile", "aten", "raise"),
+    "prefer": ("zoo", "fastest"),
+    "tune": ("never", "first_use"),
+}
 #: Types of the other options, and the words for them.
 _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "variant": ((str, type(None)), "a variant's name or None"),
@@ -37,6 +46,8 @@ _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "workspace_limit": ((int, type(None)), "bytes as a whole number, at least 0, or None"),
     "arch": ((str,), "a device's name"),
     "interpret_cap": ((int,), "multiply-adds as a whole number, at least 0"),
+    "tune_budget": ((int, float), "seconds as a number, at least 0"),
+    "sm_count": ((int, type(None)), "SMs as a whole number, at least 1, or None for the whole device"),
 }
 _FLAGS: Final = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
@@ -54,6 +65,9 @@ class Options:
     workspace_limit: int | None = None
     arch: str = "h200"
     interpret_cap: int = 2**24
+    sm_count: int | None = None
+    tune: Tune = "never"
+    tune_budget: float = 10.0
     #: Stands for the whole of these options in a plan's key; equal options have equal tokens.
     token: int = field(default=0, compare=False)
 
@@ -64,9 +78,16 @@ class Options:
                 raise SettingsError(f"{name} is {value!r}", " or ".join(map(repr, allowed)), suggestion(value, allowed))
         for name, (kinds, needed) in _KINDS.items():
             given: Any = getattr(self, name)
-            if not isinstance(given, kinds) or (int in kinds and (isinstance(given, bool) or str(given).startswith("-"))):
+            if not _is_of(given, kinds, least=1 if name == "sm_count" else 0):
                 raise SettingsError(f"{name} is {given!r}", needed, "pass one of these, or leave the option away")
         object.__setattr__(self, "token", _token(self))
+
+
+def _is_of(given: Any, kinds: tuple[type, ...], least: int) -> bool:
+    """Whether a value is of one of the types; a number must not be a truth value and not be under the least."""
+    if int in kinds and type(given) in kinds and given is not None:
+        return bool(given >= least)
+    return isinstance(given, kinds) and (int not in kinds or given is None)
 
 
 _TOKENS: Final[dict[Options, int]] = {}
@@ -103,8 +124,11 @@ _PARSERS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "MINBLAS_WORKSPACE_LIMIT": ("workspace_limit", int, "bytes, a whole number"),
     "MINBLAS_ARCH": ("arch", str, "a device's name"),
     "MINBLAS_INTERPRET_CAP": ("interpret_cap", int, "a number of multiply-adds"),
+    "MINBLAS_TUNE": ("tune", str, "never or first_use"),
+    "MINBLAS_TUNE_BUDGET": ("tune_budget", float, "a number of seconds"),
+    "MINBLAS_SM_COUNT": ("sm_count", int, "a number of SMs, at least 1"),
 }
-_ELSEWHERE: Final = ("MINBLAS_LOGS", "MINBLAS_TABLE", "MINBLAS_PLAN_CACHE", "MINBLAS_COMMIT")
+_ELSEWHERE: Final = ("MINBLAS_LOGS", "MINBLAS_TABLE", "MINBLAS_PLAN_CACHE", "MINBLAS_COMMIT", "MINBLAS_RECORD")
 
 
 def from_environment(environment: Mapping[str, str]) -> Options:
@@ -174,7 +198,7 @@ class options(ContextDecorator):  # noqa: N801  (read as a verb: with minblas.op
 
     A block reaches the threads and tasks that copy its context, as context variables do; a backward pass keeps the options that its
     forward pass ran under. Names: variant, prefer, exclude, on_cold, deterministic, batch_invariant, workspace_limit, arch,
-    interpret_cap.
+    interpret_cap, sm_count, tune, tune_budget.
     """
 
     def __init__(self, **changes: Any) -> None:

@@ -25,6 +25,8 @@ class Stats:
         plans: plans in the cache now.
         evictions: plans dropped because the cache was full.
         quarantined: variants and tiles that failed to compile or launch, with the error, and are passed over.
+        tunes: problems tuned when they were first met (options(tune="first_use")).
+        tune_seconds: time spent in that, tries that came to nothing included.
     """
 
     calls: dict[str, int]
@@ -36,6 +38,8 @@ class Stats:
     plans: int
     evictions: int
     quarantined: dict[str, str]
+    tunes: int = 0
+    tune_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The counts as plain data."""
@@ -49,6 +53,7 @@ class Stats:
             f"{self.warm_calls} warm, {self.cold_calls} cold; {self.compiled} binaries in {self.compile_seconds:.2f} s; "
             f"{self.plans} plans, {self.evictions} evicted",
         ]
+        lines += [f"{self.tunes} problems tuned on first use in {self.tune_seconds:.2f} s"] if self.tune_seconds else []
         lines += [f"aten, {count} calls: {reason}" for reason, count in sorted(self.aten_reasons.items())]
         lines += [f"quarantined {what}: {why}" for what, why in sorted(self.quarantined.items())]
         return "\n".join(lines)
@@ -71,6 +76,8 @@ class Counters:
             self.compiled = 0
             self.compile_seconds = 0.0
             self.evictions = 0
+            self.tunes = 0
+            self.tune_seconds = 0.0
 
     def add_calls(self, variant: str, reason: str, count: int, *, warm: bool) -> None:
         """Count calls of a variant; `reason` says why where it is aten."""
@@ -90,6 +97,12 @@ class Counters:
         with self._lock:
             self.compiled += 1
             self.compile_seconds += seconds
+
+    def add_tune(self, seconds: float, *, done: bool) -> None:
+        """Count the time of a tune on first use, and the tune where it came to something."""
+        with self._lock:
+            self.tunes += done
+            self.tune_seconds += seconds
 
     def add_evictions(self, count: int) -> None:
         """Count plans that were dropped to make room."""

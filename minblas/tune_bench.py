@@ -13,7 +13,7 @@ from minblas.device import arch_of, is_lost
 from minblas.oracle import Oracle, exact_affordable
 from minblas.rival import torch_precision, torch_product
 from minblas.timing import CudaEngine, Engine, Timing, time_interleaved
-from minblas.tune_shape import Pick
+from minblas.tune_trial import Pick
 
 if TYPE_CHECKING:
     import torch
@@ -136,3 +136,11 @@ class CpuBenches:
     def open(self, problem: GemmProblem) -> Iterator[DeviceBench]:
         """A bench."""
         yield DeviceBench(problem, self._variants, self._device)
+
+
+def benches_for(variants: Mapping[str, Variant], device: str) -> GpuBenches | CpuBenches:
+    """The benches of a device, by its name."""
+    import torch
+
+    place = torch.device(device)
+    return CpuBenches(variants, place) if place.type == "cpu" else GpuBenches(variants, place)

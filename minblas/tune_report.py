@@ -15,7 +15,7 @@ from heuristics.table import Environment, HeuristicTable, Measurement, TableEntr
 from kernel_zoo.spec import Variant
 from minblas.journal import problem_from_dict, problem_to_dict, tile_from_dict, tile_to_dict
 from minblas.timing import ROUNDS, Timing
-from minblas.tune_shape import ShapeResult, Trial
+from minblas.tune_trial import ShapeResult, Trial
 
 PROTOCOL: Final = {
     "timer": "CUDA graph of many launches",
@@ -74,10 +74,15 @@ def _us(timing: Timing | None) -> str:
 
 
 def entry_of(row: Mapping[str, Any]) -> TableEntry | None:
-    """The table's row of a journal's row: the winner, and the other finalists behind it, best first."""
+    """The table's row of a journal's row: the winner, and the other finalists behind it, best first.
+
+    None where the row has no winner, or one that was not timed in the final or is slower there than the default.
+    """
     if row["winner"] is None:
         return None
-    winner = row["trials"][row["winner"]]
+    winner, default = row["trials"][row["winner"]], row["trials"][0]
+    if not winner["final"] or (default.get("final") and winner["time_us"] > default["time_us"]):
+        return None
     others = [trial for trial in row["trials"] if trial.get("final") and trial is not winner]
     others.sort(key=lambda trial: trial["time_us"])
     return TableEntry(
@@ -128,7 +133,9 @@ class TuneReport:
         asked: distinct shapes asked for.
         rows: finished shapes as they lie in the journal, those of an earlier run included.
         fresh: those finished by this run.
-        left: shapes not reached before the budget was spent.
+        left: shapes not reached before the budget was spent or the tune was stopped.
+        faults: candidates that took the device or their process down, each with its shape.
+        notes: what else is to be known.
         table, journal: the files; `table` is empty where nothing was timed.
     """
 
@@ -139,6 +146,8 @@ class TuneReport:
     rows: list[dict[str, Any]] = field(default_factory=list)
     fresh: list[dict[str, Any]] = field(default_factory=list)
     left: int = 0
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     table: str = ""
     seconds: float = 0.0
 
@@ -170,7 +179,7 @@ class TuneReport:
         """The report as plain data."""
         counts = {"asked": self.asked, "tuned": self.tuned, "changed": self.changed, "left": self.left, "rejected": self.rejected}
         ratios = {"gain": self.gain(), "against_torch": self.against_torch()}
-        files = {"table": self.table, "journal": self.journal}
+        files = {"table": self.table, "journal": self.journal, "faults": self.faults, "notes": self.notes}
         return {**counts, **ratios, **files, "seconds": self.seconds, "environment": asdict(self.environment), "rows": self.rows}
 
     def __str__(self) -> str:
@@ -186,7 +195,9 @@ class TuneReport:
         rejected = [f"{count} {status}" for status, count in self.rejected.items() if count]
         lines += [f"  candidates left out: {', '.join(rejected)}"] if rejected else []
         lines += [f"  {problem_from_dict(row['problem']).describe()}: {row['note']}" for row in self.rows if row["note"]]
-        lines += [f"  the budget ended before {self.left} shapes; resume={self.journal!r} goes on"] if self.left else []
+        lines += [f"  took the device down and left out: {fault}" for fault in self.faults]
+        lines += [f"  {note}" for note in self.notes]
+        lines += [f"  {self.left} shapes are left; resume={self.journal!r} (--resume) goes on"] if self.left else []
         lines += [f"  table: {self.table}"] if self.table else []
         lines.append(f"  journal: {self.journal}")
         return "\n".join(lines)

@@ -1,13 +1,17 @@
-"""What the shapes of one tune share: which variants compete, which picks were bad, the binaries on their way, the journal."""
+"""What the shapes of one tune share: which variants compete, which picks were bad, the binaries on their way, the journal.
+
+A candidate that takes the device down costs itself: it is in the journal, and the shape is tried again without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Final
 
 from heuristics import model
+from heuristics.legality import Legality
 from kernel_zoo import build
 from kernel_zoo.compile_pool import Answer, CompilePool
 from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant
@@ -15,21 +19,18 @@ from minblas import dispatch, log, quarantine
 from minblas.errors import MinblasError, NoVariantError, VariantError
 from minblas.journal import Journal, identity, problem_to_dict
 from minblas.tune_report import row_of
-from minblas.tune_shape import Bench, DeviceLostError, Pick, ShapeResult, tune_shape
+from minblas.tune_shape import DeviceLostError
+from minblas.tune_task import Runner, Task
+from minblas.tune_trial import TORCH, Pick, ShapeResult
 
 InForce = Callable[[GemmProblem], Any]
 Planned = tuple[GemmProblem, list[Pick]]
 
+_MOST_FAULTS: Final = 6  # of one shape; after that something else is wrong than its candidates
+
 
 class TuneAbortedError(MinblasError):
     """A candidate left the GPU unusable; the journal has everything up to it."""
-
-
-class Benches(Protocol):
-    """Makes the bench of a shape."""
-
-    def open(self, problem: GemmProblem) -> AbstractContextManager[Bench]:
-        """A bench for one shape."""
 
 
 class Session:
@@ -49,7 +50,8 @@ class Session:
     ) -> None:
         self._allowed, self._arch, self._journal = allowed, arch, journal
         self._top_k, self._in_force, self._verify_only = max(top_k, 1), in_force, verify_only
-        self._bad: set[Pick] = set()
+        self._bad: dict[Pick, str] = {}
+        self.faults: list[str] = []
         self._pending: dict[tuple[GemmProblem, Pick], list[Future[Answer]]] = {}
 
     def plan(self, todo: Sequence[GemmProblem], pool: CompilePool) -> list[Planned]:
@@ -70,34 +72,67 @@ class Session:
 
     def picks(self, problem: GemmProblem) -> list[Pick]:
         """The candidates, the pick in force first."""
-        shortlist = model.shortlist(problem, self._arch, self._allowed.values(), self._top_k)
-        picks = [Pick(candidate.variant, candidate.tile) for candidate in shortlist]
-        first = self._pick_in_force(problem)
-        if first is not None:
-            picks = [first, *(pick for pick in picks if pick != first)][: self._top_k]
-        here = identity(problem)
-        return [pick for pick in picks if (here, pick.variant, pick.describe()) not in self._journal.faults]
+        return candidates(problem, self._arch, self._allowed, self._top_k, self._pick_in_force(problem))
 
-    def run(self, problem: GemmProblem, picks: Sequence[Pick], makers: Benches) -> dict[str, Any]:
+    def run(self, problem: GemmProblem, picks: Sequence[Pick], runner: Runner) -> dict[str, Any]:
         """Tune one shape and write its row.
 
         Raises:
-            TuneAbortedError: the device is lost.
+            TuneAbortedError: the device is lost, and the runner with it.
         """
-        picks = [pick for pick in picks if pick not in self._bad and not quarantine.reason(pick.variant)]
-        try:
-            with makers.open(problem) as bench:
-                result = tune_shape(
-                    problem, picks, bench, compiled=lambda pick: self._compiled(problem, pick), verify_only=self._verify_only
-                )
-        except DeviceLostError as error:
-            raise self._aborted(problem, error) from error
-        except (MemoryError, RuntimeError) as error:  # too large for the device: torch's out-of-memory error is a RuntimeError
-            result = ShapeResult(problem, note=f"{type(error).__name__}: {error}".splitlines()[0])
-        self._report_bad(result)
+        here = identity(problem)
+        skipped = {pick: why for pick in picks if (why := self._known_bad(pick, here))}
+        refused = {pick: why for pick in picks if pick not in skipped and (why := self._compiled(problem, pick))}
+        torch = (here, TORCH.variant, TORCH.describe()) not in self._journal.faults
+        task = Task(problem, tuple(picks), refused, skipped, self._verify_only, here in self._journal.suspects, torch)
+        result = self._result(task, runner)
+        self._bad |= report_bad(result, self._allowed, self._arch)
         row = row_of(result, self._allowed, "verified" if self._verify_only else "shape")
         self._journal.append(row)
         return row
+
+    def _known_bad(self, pick: Pick, here: str) -> str:
+        fault = self._journal.faults.get((here, pick.variant, pick.describe()))
+        if fault is not None:
+            return f"took the device down in an earlier run: {fault}"
+        return self._bad.get(pick, "") or quarantine.reason(pick.variant)
+
+    def _result(self, task: Task, runner: Runner) -> ShapeResult:
+        """What the runner finds, without those candidates that take it down.
+
+        Raises:
+            TuneAbortedError: the runner does not survive that.
+        """
+        for _ in range(_MOST_FAULTS):
+            try:
+                return runner.run(task)
+            except DeviceLostError as error:
+                self._record(task.problem, error)
+                if not runner.survives:
+                    raise self._aborted(task.problem, error) from error
+                told = len(error.picks) == 1
+                if not told and (task.careful or not error.picks):
+                    return ShapeResult(task.problem, note=f"the device was lost, and by no single candidate: {error}")
+                task = self._without(task, error.picks[0], error.message) if told else replace(task, careful=True)
+        return ShapeResult(task.problem, note=f"given up: the device was lost {_MOST_FAULTS} times")
+
+    def _without(self, task: Task, culprit: Pick, why: str) -> Task:
+        if culprit == TORCH:
+            return replace(task, torch=False)
+        self._bad[culprit] = f"took the device down on {task.problem.describe()}: {why}"
+        dispatch.QUARANTINE.add(task.problem, self._arch, culprit.variant, culprit.tile, RuntimeError(self._bad[culprit]))
+        return replace(task, refused={**task.refused, culprit: f"took the device down: {why}"})
+
+    def _record(self, problem: GemmProblem, error: DeviceLostError) -> None:
+        """What took the device down, into the journal: the next run keeps away from it."""
+        where = {"problem": problem_to_dict(problem), "message": error.message}
+        if len(error.picks) == 1:
+            pick = error.picks[0]
+            self._journal.append({"kind": "fault", "variant": pick.variant, "tile": pick.describe(), **where})
+        elif error.picks:
+            self._journal.append({"kind": "suspects", "picks": [pick.describe() for pick in error.picks], **where})
+        self.faults.append(f"{problem.describe()}: {error}")
+        log.get("tune").warning("the device was lost on %s: %s", problem.describe(), error)
 
     def _pick_in_force(self, problem: GemmProblem) -> Pick | None:
         if self._in_force is None:
@@ -121,28 +156,39 @@ class Session:
         return ""
 
     def _aborted(self, problem: GemmProblem, error: DeviceLostError) -> TuneAbortedError:
-        fault = {"kind": "fault", "problem": problem_to_dict(problem), "variant": error.pick.variant, "tile": error.pick.describe()}
-        self._journal.append({**fault, "message": str(error)})
         return TuneAbortedError(
             f"the GPU cannot be used any more after {error} on {problem.describe()}",
             "a new process for the shapes that are left",
-            f"run again with resume={str(self._journal.path)!r}: it goes on without this candidate",
+            f"run again with resume={str(self._journal.path)!r}: it goes on without it; isolate=True would have done so by itself",
         )
 
-    def _report_bad(self, result: ShapeResult) -> None:
-        """A pick that was wrong once is tried no more; a user's variant that was wrong serves no more."""
-        for trial in result.trials:
-            if trial.status not in ("wrong", "failed"):
-                continue
-            what = f"{trial.pick.describe()} on {result.problem.describe()}"
-            log.get("tune").warning("%s is %s and left out: %s", what, trial.status, trial.message)
-            if trial.status == "wrong":
-                self._bad.add(trial.pick)
-                variant = self._allowed[trial.pick.variant]
-                error = ArithmeticError(f"tuning {result.problem.describe()} found it wrong: {trial.message}")
-                dispatch.QUARANTINE.add(result.problem, self._arch, trial.pick.variant, trial.pick.tile, error)
-                if variant.origin == "user":
-                    quarantine.suspend(variant, str(error))
+
+def report_bad(result: ShapeResult, allowed: Mapping[str, Variant], arch: Arch) -> dict[Pick, str]:
+    """Say what was wrong or failed. What is wrong serves no more: a pick of the zoo, or all of a user's variant."""
+    bad: dict[Pick, str] = {}
+    for trial in result.trials:
+        if trial.status not in ("wrong", "failed"):
+            continue
+        what = f"{trial.pick.describe()} on {result.problem.describe()}"
+        log.get("tune").warning("%s is %s and left out: %s", what, trial.status, trial.message)
+        if trial.status == "wrong":
+            bad[trial.pick] = f"was wrong on {result.problem.describe()}"
+            variant = allowed[trial.pick.variant]
+            error = ArithmeticError(f"tuning {result.problem.describe()} found it wrong: {trial.message}")
+            dispatch.QUARANTINE.add(result.problem, arch, trial.pick.variant, trial.pick.tile, error)
+            if variant.origin == "user":
+                quarantine.suspend(variant, str(error))
+    return bad
+
+
+def candidates(
+    problem: GemmProblem, arch: Arch, allowed: Mapping[str, Variant], count: int, first: Pick | None = None
+) -> list[Pick]:
+    """What is worth measuring, by the model; `first` leads."""
+    fitted = next((table.model for table in dispatch.tables(arch) if table.model and table.kinship(arch) == "exact"), None)
+    shortlist = model.shortlist(Legality(problem, arch, dispatch.resources(arch)), allowed.values(), count, fitted)
+    picks = [Pick(candidate.variant, candidate.tile) for candidate in shortlist]
+    return [first, *(pick for pick in picks if pick != first)][:count] if first is not None else picks
 
 
 def submit(variant: Variant, problem: GemmProblem, tile: TileConfig | None, arch: Arch, pool: CompilePool) -> list[Future[Answer]]:

@@ -7,69 +7,17 @@ faster beyond the noise: tuning must never make a product slower.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
-from kernel_zoo.spec import GemmProblem, TileConfig
+from kernel_zoo.spec import GemmProblem
 from minblas.timing import ROUNDS, TARGET_US, Timing, ratio
-
-Status = Literal["ok", "wrong", "failed", "slow"]
+from minblas.tune_trial import TORCH, Pick, ShapeResult, Trial
 
 FINALISTS: Final = 4
 _HOPELESS: Final = 2.5  # times the best rough estimate: not worth a graph
 _MIN_GAIN: Final = 0.01  # a winner's lead below this is not a reason to change a pick
 _COARSE_ROUNDS: Final = 2
 _COARSE_US: Final = 400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """A variant with a tile."""
-
-    variant: str
-    tile: TileConfig | None
-
-    def describe(self) -> str:
-        """e.g. tiled 128x128x64 g8 w8 s3."""
-        return f"{self.variant} {self.tile.describe()}" if self.tile is not None else self.variant
-
-
-@dataclass(slots=True)
-class Trial:
-    """What became of one candidate."""
-
-    pick: Pick
-    status: Status = "ok"
-    message: str = ""
-    estimate_us: float = 0.0
-    timing: Timing | None = None
-    final: bool = False
-
-    @property
-    def time_us(self) -> float | None:
-        """The best time there is: of the final, else of the coarse pass."""
-        return self.timing.median_us if self.timing is not None else None
-
-
-@dataclass(slots=True)
-class ShapeResult:
-    """What tuning one shape found. `trials[0]` is the default pick."""
-
-    problem: GemmProblem
-    trials: list[Trial] = field(default_factory=list)
-    winner: Trial | None = None
-    torch: Timing | None = None
-    note: str = ""
-
-    @property
-    def default(self) -> Trial | None:
-        """The pick that was in force before."""
-        return self.trials[0] if self.trials else None
-
-    @property
-    def changed(self) -> bool:
-        """Another pick than the default won."""
-        return self.winner is not None and self.winner is not self.default
 
 
 Rival = tuple[Trial, Any]  # a candidate and what its bench prepared
@@ -98,11 +46,13 @@ class Bench(Protocol):
 
 
 class DeviceLostError(RuntimeError):
-    """A candidate took the device down with it."""
+    """A candidate took the device down with it: one of `picks`, or, where that is empty, nobody knows what did."""
 
-    def __init__(self, pick: Pick, error: Exception) -> None:
-        self.pick = pick
-        super().__init__(f"{pick.describe()}: {error}")
+    def __init__(self, picks: Sequence[Pick], error: object) -> None:
+        self.picks = tuple(picks)
+        self.message = str(error)
+        names = " or ".join(pick.describe() for pick in self.picks)
+        super().__init__(f"{names}: {error}" if names else self.message)
 
 
 def tune_shape(
@@ -112,6 +62,9 @@ def tune_shape(
     *,
     compiled: Callable[[Pick], str] = lambda pick: "",
     verify_only: bool = False,
+    careful: bool = False,
+    torch: bool = True,
+    skip: Callable[[Pick], str] = lambda pick: "",
     rounds: int = ROUNDS,
     target_us: float = TARGET_US,
 ) -> ShapeResult:
@@ -123,6 +76,9 @@ def tune_shape(
         bench: the device.
         compiled: waits for a pick's binaries; returns why there are none, or "".
         verify_only: stop before timing.
+        careful: time rivals alone before they are timed together, so that one that takes the device down is known.
+        torch: torch's own product is timed beside the finalists.
+        skip: why a pick is not to be tried, or "".
         rounds: of the final.
         target_us: device time of one graph of the final.
 
@@ -130,7 +86,12 @@ def tune_shape(
         DeviceLostError: a candidate left the device unusable.
     """
     result = ShapeResult(problem, [Trial(pick) for pick in picks])
-    ready = [(trial, prepared) for trial in result.trials if (prepared := _verified(trial, bench, compiled)) is not None]
+    ready: list[Rival] = []
+    for trial in result.trials:
+        if why := skip(trial.pick):
+            trial.status, trial.message = "skipped", why
+        elif (prepared := _verified(trial, bench, compiled)) is not None:
+            ready.append((trial, prepared))
     if verify_only or not ready:
         result.note = "" if ready else _nobody(result.trials)
         return result
@@ -140,8 +101,9 @@ def tune_shape(
             trial.status, trial.message = "slow", f"about {trial.estimate_us:.0f} us where another takes {best:.0f}"
     running = [(trial, prepared) for trial, prepared in ready if trial.status == "ok"]
     if len(running) > FINALISTS:
-        running = _finalists(_time(bench, running, _COARSE_ROUNDS, min(target_us, _COARSE_US)), result.trials[0])
-    _final(result, running, bench, rounds, target_us)
+        running = _finalists(_time(bench, running, _COARSE_ROUNDS, min(target_us, _COARSE_US), careful), result.trials[0])
+    rival = _torch(bench) if torch and running else None
+    _final(result, running, rival, bench, rounds, target_us, careful)
     return result
 
 
@@ -166,23 +128,41 @@ def _verified(trial: Trial, bench: Bench, compiled: Callable[[Pick], str]) -> An
             return None
         trial.estimate_us = bench.estimate(prepared)
     except Exception as error:  # compilers and drivers raise what they like; one candidate must not end the tune
-        _raise_if_lost(bench, trial.pick, error)
+        _raise_if_lost(bench, [trial.pick], error)
         trial.status, trial.message = "failed", f"{type(error).__name__}: {error}"
         return None
     return prepared
 
 
-def _raise_if_lost(bench: Bench, pick: Pick, error: Exception) -> None:
+def _torch(bench: Bench) -> Rival | None:
+    """torch's own product; None where torch has none, or refuses: that is no reason to do without a winner."""
+    reference = Trial(TORCH)
+    try:
+        prepared = bench.torch()
+        if prepared is None:
+            return None
+        reference.estimate_us = bench.estimate(prepared)
+    except Exception as error:  # a library that does not support the types, or is out of workspace
+        _raise_if_lost(bench, [TORCH], error)
+        return None
+    return reference, prepared
+
+
+def _raise_if_lost(bench: Bench, picks: Sequence[Pick], error: Exception) -> None:
     if bench.lost():
-        raise DeviceLostError(pick, error) from error
+        raise DeviceLostError(picks, error) from error
 
 
-def _time(bench: Bench, rivals: list[Rival], rounds: int, target_us: float) -> list[Rival]:
-    """Time rivals together; returns those that could be timed."""
+def _time(bench: Bench, rivals: list[Rival], rounds: int, target_us: float, careful: bool = False) -> list[Rival]:
+    """Time rivals together, after each alone where `careful`; returns those that could be timed."""
+    if careful and len(rivals) > 1:
+        rivals = [rival for rival in rivals if _time(bench, [rival], 1, target_us)]
+    if not rivals:
+        return []
     try:
         times = bench.time([prepared for _, prepared in rivals], [trial.estimate_us for trial, _ in rivals], rounds, target_us)
     except Exception as error:  # one that launches but cannot be captured, say
-        _raise_if_lost(bench, rivals[0][0].pick, error)
+        _raise_if_lost(bench, [trial.pick for trial, _ in rivals], error)
         able = rivals if len(rivals) == 1 else [rival for rival in rivals if _time(bench, [rival], 1, target_us)]
         if len(able) == len(rivals):  # each can be timed alone (or it is the only one): the fault lies with no single one
             for trial, _ in rivals:
@@ -202,15 +182,14 @@ def _finalists(running: list[Rival], default: Trial) -> list[Rival]:
     return [*first, *fastest[: FINALISTS - len(first)]]
 
 
-def _final(result: ShapeResult, running: list[Rival], bench: Bench, rounds: int, target_us: float) -> None:
-    torch = bench.torch()
-    reference = Trial(Pick("torch", None))
-    if torch is not None:
-        reference.estimate_us = bench.estimate(torch)
-        running = [*running, (reference, torch)]
-    finalists = [trial for trial, _ in (_time(bench, running, rounds, target_us) if running else [])]
-    result.torch = reference.timing
-    finalists = [trial for trial in finalists if trial is not reference]
+def _final(
+    result: ShapeResult, running: list[Rival], torch: Rival | None, bench: Bench, rounds: int, target_us: float, careful: bool
+) -> None:
+    """Time the finalists against each other, and torch beside them; only this measurement names a winner."""
+    timed = [trial for trial, _ in _time(bench, [*running, *([torch] if torch else [])], rounds, target_us, careful)]
+    if torch is not None and torch[0] in timed:
+        result.torch = torch[0].timing
+    finalists = [trial for trial in timed if trial.pick != TORCH]
     for trial in finalists:
         trial.final = True
     if finalists:

@@ -21,9 +21,10 @@ def supports_float(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """What every Triton kernel of the zoo asks: floating-point types that it sums in fp32, and an Ampere GPU or newer."""
     if problem.dtype not in FLOAT_INPUTS or problem.b.dtype != problem.dtype:
         return Refusal("dtype", f"inputs are {problem.dtype}", "fp16, bf16 or fp32")
-    for name, operand in problem.operands.items():
-        if operand.dtype not in FLOAT_INPUTS:
-            return Refusal("dtype", f"{name.lower()} is {operand.dtype}", "fp16, bf16 or fp32")
+    read = (problem.out, problem.epilogue.c, problem.epilogue.bias)
+    if any(operand is not None and operand.dtype not in FLOAT_INPUTS for operand in read):
+        name, operand = next(item for item in problem.operands.items() if item[1].dtype not in FLOAT_INPUTS)
+        return Refusal("dtype", f"{name.lower()} is {operand.dtype}", "fp16, bf16 or fp32")
     if problem.dtype == "fp32" and problem.precision not in FP32_PRECISIONS:
         return Refusal("precision", f"precision is {problem.precision!r}", " or ".join(FP32_PRECISIONS))
     if arch.cc < 80:

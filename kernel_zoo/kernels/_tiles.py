@@ -1,28 +1,52 @@
-"""Candidate tiles of the pointer kernels, what an SM holds of a tile, and how a tile sums K."""
+"""Candidate tiles of the pointer kernels, what an SM holds of a tile, and how a tile sums K.
+
+Spaces repeat: here and in the kernels' files they are made once for each thing they depend on, for a choice asks in the call path.
+"""
 
 from __future__ import annotations
+
+from functools import cache
 
 from kernel_zoo.spec import VECTOR_BYTES, Arch, GemmProblem, TileConfig
 
 
-def tiles(*specs: tuple[int, ...]) -> list[TileConfig]:
+def tiles(*specs: tuple[int, ...]) -> tuple[TileConfig, ...]:
     """TileConfigs from (block_m, block_n, block_k, num_stages, num_warps) rows."""
-    return [TileConfig(m, n, k, num_stages=s, num_warps=w) for m, n, k, s, w in specs]
+    return tuple(TileConfig(m, n, k, num_stages=s, num_warps=w) for m, n, k, s, w in specs)
 
 
-def pointer_tiles(problem: GemmProblem) -> list[TileConfig]:
-    """Candidate tiles for a main loop through pointers."""
-    if problem.dtype == "fp32" and problem.precision == "ieee":
+PointerKind = tuple[bool, bool, bool]
+
+
+def pointer_kind(problem: GemmProblem) -> PointerKind:
+    """What pointer tiles depend on: fp32 inputs, FMA units, lines that are not aligned to 16 bytes."""
+    short = min(problem.a.line_align, problem.b.line_align) < VECTOR_BYTES
+    return (problem.dtype == "fp32", problem.precision == "ieee", short)
+
+
+def pointer_tiles(problem: GemmProblem, least: int = 1) -> tuple[TileConfig, ...]:
+    """Candidate tiles for a main loop through pointers, with no side of the result under `least`."""
+    return pointer_tiles_of(pointer_kind(problem), least)
+
+
+@cache
+def pointer_tiles_of(kind: PointerKind, least: int = 1) -> tuple[TileConfig, ...]:
+    """Those of a kind of problem."""
+    return tuple(tile for tile in _pointer_tiles(*kind) if min(tile.block_m, tile.block_n) >= least)
+
+
+def _pointer_tiles(fp32: bool, ieee: bool, short: bool) -> tuple[TileConfig, ...]:
+    if fp32 and ieee:
         return tiles(
             (16, 64, 32, 3, 4), (32, 32, 32, 3, 4), (32, 64, 32, 3, 4), (64, 32, 32, 3, 4), (64, 64, 16, 4, 4),
             (64, 64, 32, 3, 4), (64, 128, 16, 3, 4), (128, 64, 16, 3, 4), (128, 64, 16, 3, 8), (128, 128, 16, 3, 8),
         )  # fmt: skip
-    if problem.dtype == "fp32":
+    if fp32:
         return tiles(
             (16, 64, 64, 3, 4), (32, 64, 32, 4, 4), (64, 64, 32, 3, 4), (64, 128, 32, 3, 4), (128, 64, 32, 3, 4),
             (128, 128, 32, 3, 8), (128, 128, 16, 3, 8), (64, 64, 64, 2, 4),
         )  # fmt: skip
-    if min(problem.a.line_align, problem.b.line_align) < VECTOR_BYTES:
+    if short:
         # Short accesses: a small block_k, or more warps, so that the addresses fit in registers.
         return tiles(
             (16, 32, 64, 4, 4), (16, 64, 64, 4, 4), (16, 128, 32, 4, 4), (32, 32, 64, 4, 4), (32, 64, 32, 4, 4),

@@ -8,6 +8,8 @@ the two orientations the one whose narrow side is M is computed; the matrix may 
 
 from __future__ import annotations
 
+from functools import cache
+
 from kernel_zoo.kernels import _args, _reduce, _rules
 from kernel_zoo.kernels._device import finish, store_tile
 from kernel_zoo.kernels._reduce import reduce_kernel
@@ -176,10 +178,13 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
         programs = cdiv(wide, block_n) * problem.batch
         splits = [1] if programs >= arch.sm_count or k_blocks < 4 else []
         splits += [s for s in (2, 4, 8, 16, 32, 64) if 2 * s <= k_blocks and arch.sm_count <= programs * s <= 16 * arch.sm_count]
-        found += [
-            TileConfig(1, block_n, block_k, 1, split, warps, 1) for split in splits or [max(1, min(MAX_SPLIT, k_blocks // 2))]
-        ]
+        found += [_tile(block_n, block_k, split, warps) for split in splits or [max(1, min(MAX_SPLIT, k_blocks // 2))]]
     return found
+
+
+@cache
+def _tile(block_n: int, block_k: int, split: int, warps: int) -> TileConfig:
+    return TileConfig(1, block_n, block_k, 1, split, warps, 1)
 
 
 def recipe(call: GemmCall, tile: TileConfig) -> Recipe:

@@ -57,9 +57,9 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     return _rules.one_pass(problem, tile, arch, registers=150)  # the loop over tiles keeps values of its own
 
 
-def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
+def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """The pointer tiles of 64 x 64 and more; a smaller problem has no second tile to overlap with."""
-    return [tile for tile in _tiles.pointer_tiles(problem) if min(tile.block_m, tile.block_n) >= 64]
+    return _tiles.pointer_tiles(problem, least=64)
 
 
 def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:

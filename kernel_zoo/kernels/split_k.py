@@ -7,7 +7,11 @@ and split_k alone. Knobs: tma (operands through descriptors), swap (compute out.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
+from typing import Final
 
 from kernel_zoo.kernels import _args, _reduce, _rules, _tiles
 from kernel_zoo.kernels._device import descriptor_product, pointer_product, tile_order
@@ -16,6 +20,7 @@ from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Ref
 from kernel_zoo.triton_compat import tl, triton
 
 MAX_SPLIT = 64  # the reduction unrolls its sum
+_SPLITS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 
 
 @triton.jit
@@ -90,47 +95,66 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     )
 
 
-def splits_for(problem: GemmProblem, tile: TileConfig, arch: Arch) -> list[int]:
-    """Split counts of two k blocks or more that put half a wave to four waves of programs on the device, or come close to it."""
-    tiles_total = cdiv(problem.m, tile.block_m) * cdiv(problem.n, tile.block_n) * problem.batch
-    k_blocks = cdiv(problem.k, tile.block_k)
-    counts = [
-        s for s in (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64) if 2 * s <= k_blocks and s * tiles_total <= 4 * arch.sm_count
-    ]
-    least = min(arch.sm_count // 2, (counts[-1] * tiles_total) // 4) if counts else 0
-    return [s for s in counts if s * tiles_total >= least]
+def splits_for(tiles_total: int, k_blocks: int, sm_count: int) -> slice:
+    """The _SPLITS of two k blocks or more that put half a wave to four waves of programs on the device, or come close to it."""
+    stop = bisect_right(_SPLITS, min(k_blocks // 2, 4 * sm_count // max(tiles_total, 1)))
+    if not stop:
+        return slice(0)
+    least = min(sm_count // 2, _SPLITS[stop - 1] * tiles_total // 4)
+    return slice(bisect_left(_SPLITS, cdiv(least, max(tiles_total, 1))), stop)
 
 
 def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
     """Tiles that leave SMs idle by themselves, times the split counts that fill them."""
     tma = supports(problem, arch) is None and _rules.tma_operand("a", problem.a, arch) is None
     tma = tma and _rules.tma_operand("b", problem.b, arch) is None and _rules.refuses_ieee_tma(problem) is None
-    bases = _tma_tiles(problem) if tma else _tiles.pointer_tiles(problem)
-    found = []
-    for base in bases:
-        oriented = replace(base, block_m=base.block_n, block_n=base.block_m) if base.knob("swap") else base
-        found += [replace(base, split_k=split) for split in splits_for(problem, oriented, arch)]
+    if tma:
+        fp32, narrow = problem.dtype == "fp32", min(problem.m, problem.n)
+        side = max(16, next_pow2(narrow)) if narrow <= 64 and not fp32 else 0
+        bases = _tma_bases(fp32, side, side > 0 and problem.m < problem.n)
+    else:
+        bases = _pointer_bases(_tiles.pointer_kind(problem))
+    found: list[TileConfig] = []
+    for rows, cols, block_k, split in bases:
+        tiles_total = cdiv(problem.m, rows) * cdiv(problem.n, cols) * problem.batch
+        if tiles_total <= 2 * arch.sm_count:  # else the least split is too many programs
+            found += split[splits_for(tiles_total, cdiv(problem.k, block_k), arch.sm_count)]
     return found
 
 
-def _tma_tiles(problem: GemmProblem) -> list[TileConfig]:
-    swap = (("swap", 1), ("tma", 1)) if problem.m < problem.n else (("tma", 1),)
-    if problem.dtype == "fp32":
-        return [
-            replace(tile, knobs=(("tma", 1),))
-            for tile in _tiles.tiles((64, 64, 32, 4, 4), (64, 128, 32, 4, 4), (128, 128, 32, 3, 8))
-        ]
-    narrow = min(problem.m, problem.n)
-    if narrow <= 64:
-        side = max(16, next_pow2(narrow))
+#: Rows and columns of the result that a tile covers, its block_k, and the tile with each of _SPLITS.
+_Base = tuple[int, int, int, tuple[TileConfig, ...]]
+
+
+def _bases(tiles: Iterable[TileConfig]) -> tuple[_Base, ...]:
+    found = []
+    for tile in tiles:
+        rows, cols = (tile.block_n, tile.block_m) if tile.knob("swap") else (tile.block_m, tile.block_n)
+        found.append((rows, cols, tile.block_k, tuple(replace(tile, split_k=split) for split in _SPLITS)))
+    return tuple(found)
+
+
+@cache
+def _pointer_bases(kind: _tiles.PointerKind) -> tuple[_Base, ...]:
+    return _bases(_tiles.pointer_tiles_of(kind))
+
+
+@cache
+def _tma_bases(fp32: bool, side: int, swap: bool) -> tuple[_Base, ...]:
+    """Tiles through descriptors; `side` is the narrow one's, 0 where neither side is narrow."""
+    if fp32:
+        tiles = _tiles.tiles((64, 64, 32, 4, 4), (64, 128, 32, 4, 4), (128, 128, 32, 3, 8))
+    elif side:
         rows = [(64, side, 128, 6, 4), (64, side, 128, 4, 4), (64, side, 64, 6, 4), (64, side, 256, 3, 4), (128, side, 64, 6, 4)]
-        return [replace(tile, group_m=1, knobs=swap) for tile in _tiles.tiles(*rows)]
-    rows = [
-        (64, 32, 128, 5, 4), (64, 64, 128, 4, 4), (64, 64, 64, 6, 4), (64, 128, 64, 4, 4), (64, 128, 64, 6, 4),
-        (64, 128, 128, 3, 4), (128, 64, 64, 4, 4), (128, 128, 64, 4, 8), (128, 128, 64, 6, 8), (64, 256, 64, 4, 4),
-        (64, 256, 64, 5, 4),
-    ]  # fmt: skip
-    return [replace(tile, knobs=(("tma", 1),)) for tile in _tiles.tiles(*rows)]
+        tiles = tuple(replace(tile, group_m=1) for tile in _tiles.tiles(*rows))
+    else:
+        tiles = _tiles.tiles(
+            (64, 32, 128, 5, 4), (64, 64, 128, 4, 4), (64, 64, 64, 6, 4), (64, 128, 64, 4, 4), (64, 128, 64, 6, 4),
+            (64, 128, 128, 3, 4), (128, 64, 64, 4, 4), (128, 128, 64, 4, 8), (128, 128, 64, 6, 8), (64, 256, 64, 4, 4),
+            (64, 256, 64, 5, 4),
+        )  # fmt: skip
+    knobs = (("swap", 1), ("tma", 1)) if swap else (("tma", 1),)
+    return _bases(replace(tile, knobs=knobs) for tile in tiles)
 
 
 def recipe(call: GemmCall, tile: TileConfig) -> Recipe:

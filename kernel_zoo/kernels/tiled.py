@@ -56,7 +56,7 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     return _rules.one_pass(problem, tile, arch)
 
 
-def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
+def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """Tiles by input width: tensor-core tiles for 16-bit, smaller ones for fp32 on FMA units."""
     return _tiles.pointer_tiles(problem)
 

@@ -11,6 +11,7 @@ the instruction's N side).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from kernel_zoo.kernels import _args, _rules, _tiles
@@ -203,40 +204,48 @@ _SINGLE: Final = {
 }
 #: Walking 16 tile rows together pays where a wave of tiles is a small part of a large matrix.
 _WIDE_GROUP_TILES: Final = 512
+_LARGE: Final = tuple(dict.fromkeys(row[:2] for row in _RESIDENT if row[0] * row[1] > 128 * 128))
 
 
-def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
+def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """Tiles by input width and by which side is narrow."""
     if problem.dtype == "fp32":
         return _fp32_space()
-    if min(problem.m, problem.n) <= 64:
-        return _narrow_space(problem)
+    m, n = problem.m, problem.n
+    if min(m, n) <= 64:
+        return _narrow_space(max(16, next_pow2(min(m, n))), m < n)
+    return _wide_space(tuple(sides for sides in _LARGE if cdiv(m, sides[0]) * cdiv(n, sides[1]) >= _WIDE_GROUP_TILES))
+
+
+@cache
+def _wide_space(many: tuple[tuple[int, int], ...]) -> tuple[TileConfig, ...]:
+    """Resident programs, then single ones; `many` has the sides of which the result takes many tiles."""
     found = []
     for row, pairs in _RESIDENT.items():
         (tile,) = _tiles.tiles(row)
-        many = cdiv(problem.m, tile.block_m) * cdiv(problem.n, tile.block_n) >= _WIDE_GROUP_TILES
-        groups = (8, 16) if many and tile.block_m * tile.block_n > 128 * 128 else (8,)
+        groups = (8, 16) if row[:2] in many else (8,)
         for flatten, subtile in pairs:
             knobs = (("flatten", flatten), ("persistent", 1), ("subtile", subtile))
             found += [replace(tile, group_m=group, knobs=knobs) for group in groups]
     for row, subtile in _SINGLE.items():
         (tile,) = _tiles.tiles(row)
         found.append(replace(tile, knobs=(("subtile", subtile),)) if subtile > 1 else tile)
-    return found
+    return tuple(found)
 
 
-def _narrow_space(problem: GemmProblem) -> list[TileConfig]:
+@cache
+def _narrow_space(narrow: int, swap: bool) -> tuple[TileConfig, ...]:
     """The narrow side on the instruction's N side, the wide side on its 64-row M side, deep pipelines."""
-    narrow = max(16, next_pow2(min(problem.m, problem.n)))
-    swap = (("swap", 1),) if problem.m < problem.n else ()
+    knobs = (("swap", 1),) if swap else ()
     rows = [
         (64, narrow, 128, 6, 4), (64, narrow, 128, 4, 4), (64, narrow, 256, 3, 4), (64, narrow, 64, 8, 4), (128, narrow, 128, 4, 4),
         (128, narrow, 64, 6, 4),
     ]  # fmt: skip
-    return [replace(tile, group_m=1, knobs=swap) for tile in _tiles.tiles(*rows)]
+    return tuple(replace(tile, group_m=1, knobs=knobs) for tile in _tiles.tiles(*rows))
 
 
-def _fp32_space() -> list[TileConfig]:
+@cache
+def _fp32_space() -> tuple[TileConfig, ...]:
     """Tensor-core precisions: half as many elements in the same bytes."""
     rows = (
         (64, 64, 32, 4, 4),

@@ -20,6 +20,7 @@ from kernel_zoo.spec.dtypes import (
     pow2_divisor,
 )
 from kernel_zoo.spec.launches import ALPHA, BETA, Argument, Descriptor, GemmCall, KernelCall, Recipe, Scalar, View
+from kernel_zoo.spec.needs import FORMS, binary_class, is_vectorised, tails, tile_key
 from kernel_zoo.spec.problem import Epilogue, GemmProblem, Layout, Operand, ScalarClass
 from kernel_zoo.spec.variant import Variant
 
@@ -28,6 +29,7 @@ __all__ = [
     "ALPHA",
     "BETA",
     "DTYPE_ALIASES",
+    "FORMS",
     "FP32_PRECISIONS",
     "INT32_MAX",
     "ITEMSIZE",
@@ -52,9 +54,13 @@ __all__ = [
     "Variant",
     "View",
     "accumulator_dtype",
+    "binary_class",
     "canonical_dtype",
     "cdiv",
     "default_out_dtype",
+    "is_vectorised",
     "next_pow2",
     "pow2_divisor",
+    "tails",
+    "tile_key",
 ]

@@ -80,7 +80,7 @@ class Resources:
     shared_bytes: int
     registers: int
     spills: int  # local-memory loads and stores (LDL, STL)
-    instructions: tuple[str, ...]  # the kinds that matter: wgmma, mma, tma, cp.async, ffma
+    instructions: tuple[str, ...]  # the kinds that matter: wgmma, tcgen05, mma, tma, cp.async, ffma
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,6 @@ from kernel_zoo.spec.dtypes import (
     canonical_dtype,
     cdiv,
     default_out_dtype,
-    pow2_divisor,
 )
 
 ScalarClass = Literal["0", "1", "x"]
@@ -75,10 +75,11 @@ class Operand:
     @property
     def line_align(self) -> int:
         """The largest power of two in bytes, at most 16, to which every contiguous line starts aligned (one element if strided)."""
-        if self.layout == "s":
-            return min(self.itemsize, VECTOR_BYTES)
-        align = min(self.align, pow2_divisor(self.leading * self.itemsize, VECTOR_BYTES))
-        return min(align, pow2_divisor(self.strides[0] * self.itemsize, VECTOR_BYTES))
+        itemsize, (batch, row, col) = ITEMSIZE[self.dtype], self.strides
+        if row != 1 and col != 1:
+            return min(itemsize, VECTOR_BYTES)
+        leading = row if col == 1 else col
+        return math.gcd(self.align, VECTOR_BYTES, leading * itemsize, batch * itemsize)  # of powers of two: the least
 
     @property
     def T(self) -> Operand:  # noqa: N802  (the field's own name)

@@ -1,6 +1,7 @@
 """Every command, from words to exit code, on a machine without a GPU."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -55,6 +56,44 @@ def test_explain_needs_no_gpu_and_names_what_it_picked(run):
 
 def test_explain_takes_a_capability_for_a_device(run):
     assert run("explain", 512, 512, 512, "--arch", "sm_80")
+
+
+def test_explain_says_why_not(run):
+    assert "one of them at most 4" in run("explain", 256, 256, 16384, "--why", "gemv")
+    assert "legal, and" in run("explain", 256, 256, 16384, "--why", "tiled", "--arch", "a100")
+    assert "excluded by the caller" in run("explain", 256, 256, 16384, "--why", "tma", "--exclude", "tma")
+    data = json.loads(run("explain", 256, 256, 16384, "--why", "tiled", "--tile", "64x64x64 g8 w4 s4", "--json"))
+    assert (data["variant"], data["tile"], data["kind"]) == ("tiled", "64x64x64 g8 w4 s4", "slower")
+    assert "split_k" in run("explain", 256, 256, 16384, "--why", "splitk", code=2)
+
+
+def test_explain_forces_a_tile_and_names_its_sources(run):
+    data = json.loads(run("explain", 512, 512, 512, "--variant", "tiled", "--tile", "64x64x64 g8 w4 s4", "--json"))
+    assert (data["rung"], data["tile"]) == ("forced", "64x64x64 g8 w4 s4")
+    assert "of the form" in run("explain", 512, 512, 512, "--tile", "64x64", code=2)
+    assert "bandwidth_gbps: NVIDIA H200 data sheet" in run("explain", 512, 512, 512, "--sources")
+    assert "data sheet" not in run("explain", 512, 512, 512)
+
+
+def test_explain_needs_neither_torch_nor_triton():
+    code = """
+import sys
+sys.modules["torch"] = sys.modules["triton"] = None
+from typer.testing import CliRunner
+from bench import cli
+for words in (["--arch", "a100"], ["--arch", "b200", "--json"], ["--arch", "l4", "--why", "tma"], ["--dtype", "fp32", "--sources"]):
+    result = CliRunner().invoke(cli.app, ["explain", "256", "256", "16384", *words])
+    assert result.exit_code == 0, (words, result.output, result.exception)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=environment.ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_explain_names_the_next_command_and_what_it_assumed(run):
+    data = json.loads(run("explain", 256, 256, 16384, "--dtype", "bf16", "--arch", "l4", "--json"))
+    assert data["next"].startswith("minblas ")
+    assert "layout nn" in data["problem"]["assumed"]
+    assert "dtype bf16" not in data["problem"]["assumed"]
 
 
 @pytest.mark.parametrize(
@@ -123,30 +162,6 @@ def test_a_missing_table_is_an_error(run, tmp_path):
     assert "there is no file" in run("table", "show", tmp_path / "none.json", code=2)
 
 
-def test_tune_verifies_on_a_cpu_and_keeps_a_journal(run, tmp_path):
-    journal = tmp_path / "out.jsonl"
-    words = ("tune", 32, 40, 48, 16, 16, 32, "--batch", 2, "--dtype", "fp16", "--top-k", 1, "--resume", journal)
-    assert "2 of 2 shapes verified" in run(*words, "--verify-only", "--quiet")
-    rows = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert [row["kind"] for row in rows] == ["header", "verified", "verified"]
-    assert [row["problem"]["batch"] for row in rows[1:]] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((64, 64, 64), "CUDA"),
-        ((), "one of the two"),
-        ((64, 64, 64, "--suite", "all-16bit"), "one of the two"),
-        (("--suite", "all-17bit"), "all-17bit"),
-        ((64, 64, 64, "--verify-only", "--variant", "tyled"), "tiled"),
-    ],
-)
-def test_tune_says_what_it_cannot_do(run, monkeypatch, words, said):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert said in run("tune", *words, code=2)
-
-
 def test_a_limit_takes_the_same_shapes_of_a_suite_each_time():
     request = Request(suites=("all-16bit",), limit=7)
     chosen = select_cases(request)
@@ -156,8 +171,31 @@ def test_a_limit_takes_the_same_shapes_of_a_suite_each_time():
     assert {problem.dtype for _, problem in chosen} <= {"fp16", "bf16"}
 
 
-def test_sizes_come_in_threes(run):
-    assert "M N K" in run("warmup", 64, 64, code=2)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((64, 64), "M N K"),
+        ((), "M N K"),
+        (("--m", "1:64", 64), "N K"),
+        (("--m", "1-64", 64, 64), "A:B"),
+        (("--m", "64:1", 64, 64), "holds no size"),
+        (("--m", "1:9:0", 64, 64), "holds no size"),
+    ],
+)
+def test_warmup_says_what_sizes_it_needs(run, words, said):
+    assert said in run("warmup", *words, code=2)
+
+
+def test_warmup_along_m_reports_intervals(run, monkeypatch):
+    from kernel_zoo import build
+
+    monkeypatch.setattr(build, "compile_binary", lambda spec, cc: None)
+    words = ("warmup", "--m", "33:64:1", 512, 512, "--layout", "nt", "--arch", "a100", "--workers", 0)
+    data = json.loads(run(*words, "--json"))
+    assert (data["shapes"], data["exact"], data["device"]) == (32, True, "cpu, for a100")
+    assert data["picks"][0]["serves"]["first"] == 33
+    assert data["picks"][-1]["serves"]["last"] == 64
+    assert "M 33" in run(*words)
 
 
 def test_check_counts_right_refused_and_wrong(run):
@@ -185,7 +223,5 @@ def test_bench_knows_its_classes_and_suites(run):
 
 
 def test_the_command_starts_without_torch():
-    import subprocess
-
     code = "import sys, bench.cli; assert 'torch' not in sys.modules and 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=environment.ROOT)

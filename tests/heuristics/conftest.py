@@ -6,9 +6,9 @@ from heuristics import notices, store
 @pytest.fixture(autouse=True)
 def _nothing_said_yet():
     """Warnings are said once per process: each test starts a new one."""
-    notices.warn_once.cache_clear()
+    notices.forget()
     yield
-    notices.warn_once.cache_clear()
+    notices.forget()
 
 
 @pytest.fixture

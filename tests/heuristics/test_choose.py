@@ -9,7 +9,8 @@ import pytest
 from heuristics.choose import ForcedVariantError, NoVariantError, Policy, UnknownVariantError, choose
 from heuristics.model import estimate
 from heuristics.notices import TableWarning
-from kernel_zoo.spec import Epilogue, GemmProblem, Operand, Resources, TileConfig
+from heuristics.resources import Record, ResourceTable
+from kernel_zoo.spec import Epilogue, GemmProblem, Operand, Resources, TileConfig, binary_class, tile_key
 from tests.heuristics.fakes import (
     A100_ENVIRONMENT,
     H100_ENVIRONMENT,
@@ -238,6 +239,71 @@ def test_near_rows_that_may_not_serve_leave_the_model():
     assert brief(found) == ("tiled", SMALL, "model")
 
 
+def test_another_tile_that_is_far_better_on_this_problem_is_not_passed_over():
+    few, more = GemmProblem.of(60, 8192, 8192, "bf16", "nt"), GemmProblem.of(100, 8192, 8192, "bf16", "nt")
+    tiny = TileConfig(16, 16, 16)
+    rows = (table(entry(few, tile=tiny, time_us=estimate(few, H200, "tiled", tiny).time_us)),)
+    found = pick(more, (TILED, NET), rows)
+    assert brief(found) == ("tiled", SMALL, "model")
+    assert "well before the tiles of the nearest rows, 0.74 octaves away" in found.reason
+    assert found.entry is None
+    close = GemmProblem.of(62, 8192, 8192, "bf16", "nt")  # within a tenth of an octave the rows' tiles alone compete
+    assert brief(pick(close, (TILED, NET), rows)) == ("tiled", tiny, "nearest")
+
+
+def test_near_rows_are_asked_for_legality_until_the_first_legal_one():
+    asked = []
+
+    def refuses(problem, tile):
+        asked.append(tile)
+        return False
+
+    recording = variant("tiled", refuses_tile=refuses)
+    rows = table(
+        *(entry(GemmProblem.of(m, 1024, 1024, "bf16", "nt"), tile=LARGE, runner_ups=(runner_up(tile=SMALL),)) for m in (900, 1000))
+    )
+    found = pick(NEARBY, (recording, NET), (rows,))
+    assert asked == [found.tile]
+
+
+# rows
+
+
+def test_a_pick_says_which_row_it_took():
+    row, nearby = entry(tile=LARGE, runner_ups=(runner_up(tile=SMALL),)), table(entry(tile=LARGE))
+    only_small = variant("tiled", (SMALL,), refuses_tile=lambda problem, tile: tile == LARGE)
+    assert pick(tables=(table(row),)).entry is row
+    assert pick(variants=(only_small, NET), tables=(table(row),)).entry is row
+    assert pick(tables=(table(row),), variant="tiled").entry is row
+    assert pick(NEARBY, tables=(nearby,)).entry is nearby.entries[0]
+    borrowed = table(row, environment=H100_ENVIRONMENT)
+    assert pick(tables=(borrowed,)).entry is row
+    assert pick().entry is None
+
+
+def test_a_modelled_row_serves_and_says_that_nobody_measured_it():
+    row = entry(tile=LARGE, source="modelled")
+    found = pick(tables=(table(row),))
+    assert brief(found) == ("tiled", LARGE, "exact")
+    assert found.reason == "the row of this very problem is the model's: nobody measured it"
+    assert found.measured_us is None
+    assert found.entry is row
+    assert "the modelled one" in pick(tables=(table(row),), variant="tiled").reason
+
+
+def test_a_modelled_row_nearby_does_not_correct_the_model():
+    fewer, more = GemmProblem.of(700, 1024, 1024, "bf16", "nt"), GemmProblem.of(1500, 1024, 1024, "bf16", "nt")
+    by_model = {tile: estimate(PROBLEM, H200, "tiled", tile).time_us for tile in (SMALL, LARGE)}
+    better, worse = sorted(by_model, key=by_model.__getitem__)
+
+    def rows(source):
+        # As measured times, these would have the model be wrong twofold about each.
+        return (table(entry(fewer, tile=better, time_us=1e4, source=source), entry(more, tile=worse, time_us=0.1, source=source)),)
+
+    assert pick(tables=rows("measured")).tile == worse
+    assert brief(pick(tables=rows("modelled"))) == ("tiled", better, "nearest")
+
+
 # forced
 
 
@@ -327,12 +393,18 @@ def test_a_workspace_limit_holds_for_rows_and_for_the_model():
     assert pick(long_k, workspace_limit=0).variant == "tiled"
 
 
+def of_large(needs):
+    """Data in which every form of tiled's LARGE needs this."""
+    key = f"tiled {binary_class(PROBLEM)} {tile_key(PROBLEM, LARGE)}"
+    return ResourceTable(90, "3.7.1", {"tiled": "d-tiled"}, {key: Record(needs, needs, needs)})
+
+
 def test_a_kernel_known_to_spill_or_to_be_too_large_is_no_candidate():
     for faulty in (Resources(1024, 255, 12, ()), Resources(H200.smem_per_block + 1, 100, 0, ())):
-        resources = {("tiled", "16bit", LARGE): faulty}
+        resources = of_large(faulty)
         assert pick(tables=(table(entry(tile=LARGE)),), resources=resources).tile != LARGE
         assert pick(variants=(variant("tiled", (LARGE, SMALL)), NET), resources=resources).tile == SMALL
-    fine = {("tiled", "16bit", LARGE): Resources(1024, 128, 0, ())}
+    fine = of_large(Resources(1024, 128, 0, ()))
     assert pick(tables=(table(entry(tile=LARGE)),), resources=fine).tile == LARGE
 
 

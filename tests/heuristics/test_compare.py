@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from heuristics.compare import diff, merge, verify
-from kernel_zoo.spec import GemmProblem
+from heuristics.resources import ResourceTable
+from kernel_zoo.spec import GemmProblem, Refusal
 from tests.heuristics.fakes import (
     A100_ENVIRONMENT,
     H200_ENVIRONMENT,
@@ -54,6 +55,13 @@ def test_rows_keep_the_triton_version_they_were_measured_on():
     assert {row.key.m: row.triton for row in again.entries} == {1024: "", 96: "3.7.1"}
 
 
+def test_a_merge_keeps_what_only_one_of_the_headers_says():
+    first = table(entry(), description="the first", protocol={"rounds": 5}, model={"tiled": {"compute": 0.7}})
+    merged = merge(first, table(entry(OTHER), model={"tma": {"compute": 0.9}}))
+    assert (merged.description, merged.protocol) == ("the first", {"rounds": 5})
+    assert merged.model == {"tiled": {"compute": 0.7}, "tma": {"compute": 0.9}}
+
+
 def test_two_devices_do_not_merge():
     with pytest.raises(ValueError, match=r"mine holds rows of NVIDIA H200 \(132 SMs\).*A100-SXM4-80GB \(108 SMs\)"):
         merge(table(), table(environment=A100_ENVIRONMENT))
@@ -66,7 +74,7 @@ def test_diff_names_what_changed():
         "changed 1024 x 1024 x 1024 16bit nt",
         "added 97 x 64 x 64 16bit nt",
     ]
-    assert str(changes[1]).endswith("tiled 64x64x64 g8 w4 s3 10 us -> tiled 128x128x64 g8 w8 s3 10 us")
+    assert str(changes[1]).endswith("tiled 64x64x64 g8 w4 s3 10 us -> tiled 128x128x64 g8 w8 s3 10 us (1.000 x)")
     assert changes[1].as_dict()["after"] == "tiled 128x128x64 g8 w8 s3 10 us"
 
 
@@ -104,6 +112,21 @@ def test_verify_asks_legality_of_the_problem_in_the_row():
     odd = replace(OTHER, m=97)
     assert [finding.key.m for finding in verify(table(entry(OTHER), entry(odd)), (wants_even,))] == [97]
     assert TILED.refusal(odd, None, SMALL) is None
+
+
+def test_verify_asks_what_binaries_need_under_every_triton_that_is_given():
+    class Spilling(ResourceTable):
+        def for_problem(self, problem):
+            return self
+
+        def refusal(self, arch, variant, tile):
+            return Refusal("spills", f"it spills under {self.triton}", "no spills")
+
+    sound = table(entry())
+    assert verify(sound, ZOO, resources=[ResourceTable(90, "3.6.0")]) == []
+    (finding,) = verify(sound, ZOO, resources=[ResourceTable(90, "3.6.0"), Spilling(90, "3.7.1")])
+    assert finding.kind == "illegal"
+    assert "it spills under 3.7.1" in finding.message
 
 
 def test_verify_of_an_unlisted_device_needs_one_named():

@@ -1,4 +1,5 @@
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -6,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heuristics.schema import TableFileError, dumps, loads, parse_tile
+from heuristics.schema import parse_tile
+from heuristics.serialise import TableFileError, dumps, loads
 from heuristics.table import HeuristicTable
 from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
 from tests.heuristics.fakes import H200_ENVIRONMENT, LARGE, NET, PROBLEM, SMALL, entry, runner_up, table
@@ -111,11 +113,13 @@ def test_times_are_rounded_to_five_digits_once():
         ("", "Invalid JSON"),
         ("[]", "object"),
         ("{}", "schema_version"),
-        (document(extra=1), "extra: Extra inputs"),
-        (document(schema_version=2), "schema_version"),
+        (document(extra=1), "it has the unknown key 'extra' at the top; take it out, or upgrade minblas"),
+        (document(schema_version=2), "schema_version is 2, and this minblas reads 1; a newer minblas wrote it: upgrade"),
+        (document(schema_version=0), "schema_version is 0, and this minblas reads 1; tune again"),
+        (document(schema_version="one"), "schema_version is 'one', and this minblas reads 1; tune again"),
         (document(environment={"gpu_name": "x"}), "environment.compute_capability"),
         (document(entries={}), "entries"),
-        ('{"schema_version": 1', "Invalid JSON"),
+        ('{"schema_version": 1', "it was cut short or edited by hand; restore it, or move it away and tune again"),
     ],
 )
 def test_what_is_no_table_is_an_error_that_names_the_file(text, why):
@@ -129,7 +133,7 @@ def test_an_unknown_key_of_a_row_is_ignored_and_remarked():
         document(row(colour="red"), row(key={**row()["key"], "m": 9}, evidence={"time_us": 2.0, "mood": 1})), "mine"
     )
     assert len(read.entries) == 2
-    assert remarks == [
+    assert [str(remark) for remark in remarks] == [
         "row 1 has the unknown key 'colour', which is ignored",
         "row 2 has the unknown key 'evidence.mood', which is ignored",
     ]
@@ -150,6 +154,24 @@ BAD_ROWS = [
     row(evidence={}),
     row(evidence={"time_us": 1.0, "source": "guess"}),
     row(evidence={"time_us": 1.0, "runner_ups": [["tiled", "huge", 1.0]]}),
+    row(evidence={"time_us": math.nan}),
+    row(evidence={"time_us": math.inf}),
+    row(evidence={"time_us": 1e300}),
+    row(evidence={"time_us": 1.0, "torch_us": math.nan}),
+    row(evidence={"time_us": 1.0, "low_us": -1}),
+    row(evidence={"time_us": 1.0, "runner_ups": [["tiled", None, math.nan]]}),
+    row(key={"m": 10**30, "n": 8, "k": 8, "dtype": "16bit", "layout": "nt"}),
+    row(key={"m": 8.5, "n": 8, "k": 8, "dtype": "16bit", "layout": "nt"}),
+    row(key={"m": True, "n": 8, "k": 8, "dtype": "16bit", "layout": "nt"}),
+    row(tile="64x64x64 g0 w4 s3"),  # a group or a warp count of 0 would divide by it
+    row(tile="64x64x64 g8 w0 s3"),
+    row(tile="64x64x64 g8 w64 s3"),
+    row(tile="64x64x64 g8 w4 s3 split0"),
+    row(tile="0x64x64 g8 w4 s3"),
+    row(tile=f"{10**30}x64x64 g8 w4 s3"),
+    row(tile=f"{'9' * 5000}x64x64 g8 w4 s3"),
+    row(variant=""),
+    row(variant=7),
     {"variant": "tiled"},
 ]
 
@@ -160,13 +182,33 @@ def test_a_bad_row_costs_that_row_only(bad):
     read, remarks = loads(document(bad, good), "mine")
     assert [e.key.m for e in read.entries] == [16]
     assert len(remarks) == 1
-    assert remarks[0].startswith("row 1 is ignored: ")
+    assert (remarks[0].cause, remarks[0].row) == ("invalid", 1)
+    assert str(remarks[0]).startswith("row 1 is ignored: ")
 
 
 def test_the_last_of_two_rows_of_a_problem_wins_and_is_remarked():
     read, remarks = loads(document(row(), row(variant="split_k")), "mine")
     assert [e.variant for e in read.entries] == ["split_k"]
-    assert remarks == ["row 2 replaces an earlier row of 8 x 8 x 8 16bit nt"]
+    assert [str(remark) for remark in remarks] == ["row 2 replaces an earlier row of 8 x 8 x 8 16bit nt"]
+
+
+def test_a_modelled_row_never_replaces_a_measured_one_of_the_same_file():
+    guess = row(variant="split_k", evidence={"time_us": 1.0, "source": "modelled", "date": "2027-01-01"})
+    for rows in ((row(), guess), (guess, row())):
+        read, remarks = loads(document(*rows), "mine")
+        assert [e.variant for e in read.entries] == ["tiled"]
+        assert [remark.cause for remark in remarks] == ["duplicate"]
+
+
+@pytest.mark.parametrize(
+    "values", [{"compute": math.nan}, {"compute": -1.0}, {"compute": 0.0}, {"compute": "fast"}, {"compute": 1e300}, 3, None]
+)
+def test_coefficients_that_give_no_time_are_left_out_and_the_rows_stay(values):
+    read, remarks = loads(document(row(), model={"tiled": values, "tma": {"compute": 0.9, "fit_error": 0.0}}), "mine")
+    assert dict(read.model) == {"tma": {"compute": 0.9, "fit_error": 0.0}}
+    assert len(read.entries) == 1
+    assert [remark.cause for remark in remarks] == ["model"]
+    assert str(remarks[0]).startswith("the model of tiled is ignored: ")
 
 
 def test_a_row_without_a_tile_is_an_opaque_variants():

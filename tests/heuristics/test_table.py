@@ -5,7 +5,8 @@ import pytest
 
 from heuristics import suites
 from heuristics.archs import get_arch
-from heuristics.table import Environment, distance, problem_key, problem_of
+from heuristics.distance import distance
+from heuristics.table import Environment, problem_key, problem_of
 from kernel_zoo.spec import Epilogue, GemmProblem, Operand
 from tests.heuristics.fakes import A100_ENVIRONMENT, H100, H200, H200_ENVIRONMENT, PROBLEM, entry, table
 

@@ -78,6 +78,35 @@ def test_refusals(call, kind, words):
         call()
 
 
+def test_sizes_say_what_they_assume_and_tensors_assume_nothing():
+    bare = minblas.explain(64, 48, 33).as_dict()["problem"]["assumed"]
+    assert bare[:2] == ["dtype bf16", "layout nn"]
+    assert "dense matrices at addresses that are multiples of 16 bytes" in bare[2]
+    assert "multiples of 2/16/16" in bare[2]
+    assert bare[-1] == "device h200, since none was named"
+    said = minblas.explain(64, 48, 32, dtype="fp32", layout="nt", arch="a100", beta=1.0, bias=True).as_dict()["problem"]["assumed"]
+    assert said[0].startswith("dense matrices")
+    assert said[1:] == ["precision ieee (torch's setting)", "C dense and fp32", "bias one row of fp32"]
+    a, b = torch.empty(64, 32), torch.empty(32, 48)
+    assert minblas.explain(a, b, arch="a100").as_dict()["problem"]["assumed"] == []
+
+
+def test_a_device_may_be_described():
+    arch = minblas.explain(64, 64, 64, arch="l4").arch
+    assert minblas.explain(64, 64, 64, arch=arch).arch is arch
+
+
+def test_why_another_was_not_picked():
+    assert minblas.explain(256, 256, 16384, arch="h200").why("gemv").kind == "refused"
+    with minblas.options(exclude={"tma"}):
+        assert minblas.explain(4096, 4096, 4096, arch="h200").why("tma").kind == "excluded"
+
+
+def test_an_explanation_costs_nothing_until_it_is_asked_for():
+    selection = minblas.explain(4096, 4096, 4096, layout="nt", arch="h200")
+    assert not {"estimate", "footprint", "_judged", "_facts", "nearest_row"} & set(vars(selection))
+
+
 def test_stats_count_warm_and_cold_calls_and_survive_forgetting():
     dispatch.forget_plans()
     minblas.stats(reset=True)

@@ -35,5 +35,18 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     assert "3/3" in run(monkeypatch, Terminal())
 
 
+def test_what_is_being_done_is_shown_on_a_terminal_only(monkeypatch):
+    def said(stream):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Progress("tuning", 2) as bar:
+            bar.step("done")
+            bar.say("512 x 512 x 512: verify tiled [64x64]")  # brackets are no markup
+        return stream.getvalue()
+
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "verify tiled [64x64]" in said(Terminal())
+    assert said(io.StringIO()) == ""
+
+
 def test_silence(monkeypatch):
     assert run(monkeypatch, Terminal(), show=False) == ""

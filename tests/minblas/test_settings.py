@@ -96,6 +96,10 @@ def test_blocks_do_not_leak_into_other_threads_and_set_does():
         ({"prefer": "fastst"}, "did you mean 'fastest'"),
         ({"varant": "tiled"}, "did you mean 'variant'"),
         ({"token": 3}, "not known"),
+        ({"sm_count": 0}, "SMs as a whole number, at least 1"),
+        ({"sm_count": True}, "SMs as a whole number, at least 1"),
+        ({"sm_count": 66.0}, "SMs as a whole number, at least 1"),
+        ({"workspace_limit": -1}, "at least 0"),
     ],
 )
 def test_wrong_options(changes, words):
@@ -108,11 +112,11 @@ def test_the_environment():
         {
             "MINBLAS_VARIANT": "tiled", "MINBLAS_EXCLUDE": "tma, split_k", "MINBLAS_PREFER": "fastest", "MINBLAS_ON_COLD": "aten",
             "MINBLAS_DETERMINISTIC": "1", "MINBLAS_BATCH_INVARIANT": "off", "MINBLAS_WORKSPACE_LIMIT": "1024",
-            "MINBLAS_ARCH": "a100",
+            "MINBLAS_ARCH": "a100", "MINBLAS_SM_COUNT": "54",
             "MINBLAS_INTERPRET_CAP": "99", "MINBLAS_LOGS": "+all", "MINBLAS_TABLE": "x.json", "HOME": "/", "MINBLAS_ON_COLD_": "",
         }
     )  # fmt: skip
-    expected = settings.Options("tiled", "fastest", frozenset({"tma", "split_k"}), "aten", True, False, 1024, "a100", 99)
+    expected = settings.Options("tiled", "fastest", frozenset({"tma", "split_k"}), "aten", True, False, 1024, "a100", 99, 54)
     assert made == expected
     assert made.token == expected.token
 
@@ -124,6 +128,8 @@ def test_the_environment():
         ("MINBLAS_WORKSPACE_LIMIT", "1MB"),
         ("MINBLAS_ON_COLD", "burn"),
         ("MINBLAS_PREFER", "slow"),
+        ("MINBLAS_SM_COUNT", "0"),
+        ("MINBLAS_SM_COUNT", "half"),
     ],
 )
 def test_a_wrong_value_in_the_environment(name, value):
@@ -187,3 +193,13 @@ def test_a_wrong_choice_in_the_environment_names_the_variable():
         from_environment({"MINBLAS_ON_COLD": "rais"})
     with pytest.raises(SettingsError, match="MINBLAS_WORKSPACE_LIMIT is '-1'"):
         from_environment({"MINBLAS_WORKSPACE_LIMIT": "-1"})
+
+
+def test_tuning_on_first_use_is_opt_in_and_has_a_budget():
+    assert (settings.Options().tune, settings.Options().tune_budget) == ("never", 10.0)
+    made = from_environment({"MINBLAS_TUNE": "first_use", "MINBLAS_TUNE_BUDGET": "2.5", "MINBLAS_RECORD": "met.jsonl"})
+    assert (made.tune, made.tune_budget) == ("first_use", 2.5)
+    assert options(tune="first_use", tune_budget=3)
+    for wrong in ({"tune": "always"}, {"tune_budget": -1.0}, {"tune_budget": True}, {"tune_budget": "3"}, {"tune_budget": None}):
+        with pytest.raises(SettingsError):
+            options(**wrong)

@@ -19,7 +19,7 @@ from minblas.journal import JournalError, identity, problem_from_dict, problem_t
 from minblas.shapes import problem_of, unique
 from minblas.tune import TuneAbortedError, tune
 from minblas.tune_session import Session
-from minblas.tune_shape import Pick
+from minblas.tune_trial import Pick
 from tests.minblas.test_tune_shape import FakeBench
 from tests.minblas.user_kernels import TILES, recipe, recipe_with
 
@@ -107,10 +107,10 @@ def test_the_next_call_gets_the_winner(files, monkeypatch, tmp_path):
 
 
 def test_a_users_variant_earns_its_row(files, monkeypatch):
-    monkeypatch.setenv("MINBLAS_TABLE", str(files["table"]))
     minblas.register_variant("me.mine", recipe, dtypes=["fp16"], layouts=["nn"], candidates=TILES, verify=False)
     report = tune([(4096, 4096, 4096)], dtype="fp16", variants=["me.mine"], benches=Benches(), **files)
     assert {trial["variant"] for trial in report.rows[0]["trials"]} == {"me.mine"}
+    monkeypatch.setenv("MINBLAS_TABLE", str(files["table"]))
     selection = minblas.explain(4096, 4096, 4096, dtype="fp16")
     assert (selection.variant, selection.rung) == ("me.mine", "exact")
 
@@ -226,7 +226,7 @@ def test_a_lost_device_keeps_what_was_done_and_is_not_met_again(files):
 
 def test_a_shape_too_large_for_the_device_is_noted(files):
     class TooLarge(_Rule):
-        def torch(self):
+        def estimate(self, prepared):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 96 GiB")
 
     report = tune(SHAPES[:2], benches=Benches(bench=TooLarge), **files)

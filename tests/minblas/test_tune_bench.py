@@ -15,7 +15,8 @@ from minblas import dispatch
 from minblas.buffers import Bank
 from minblas.tune import tune
 from minblas.tune_bench import CpuBenches, DeviceBench, torch_precision
-from minblas.tune_shape import Pick, tune_shape
+from minblas.tune_shape import tune_shape
+from minblas.tune_trial import Pick
 
 CPU = torch.device("cpu")
 

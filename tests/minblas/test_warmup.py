@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ import minblas
 from kernel_zoo import build, catalog
 from kernel_zoo.spec import GemmProblem
 from minblas import dispatch, errors, launch, warmup
+from minblas.shapes import problem_of
 from tests.minblas.user_kernels import TILES, recipe
 
 module = __import__("sys").modules["minblas.warmup"]
@@ -33,6 +36,52 @@ def test_a_range_of_m_is_a_handful_of_binaries(compiled):
     assert "128 shapes" in str(report)
     assert "compiled into the disk cache" in str(report)
     assert report.as_dict()["loaded"] == 0
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "dtype", "layout", "first"),
+    [(4096, 4096, "bf16", "nt", 1), (256, 16384, "fp16", "nn", 1), (1000, 1003, "bf16", "tn", 500), (512, 1024, "tf32", "nt", 1)],
+)
+def test_a_range_is_what_choosing_every_m_gives(compiled, n, k, dtype, layout, first):
+    report = warmup([(range(first, first + 160), n, k)], dtype=dtype, layout=layout, workers=0)
+    device, expected, picks = torch.device("cpu"), {}, []
+    for m in range(first, first + 160):
+        selection = dispatch.select(problem_of((m, n, k), dtype, layout), device)
+        pick = (selection.variant, selection.tile.describe())
+        if not picks or picks[-1][1:] != pick:
+            picks.append((m, *pick))
+        for call in catalog.get(selection.variant).plan(selection.problem, selection.tile, selection.arch).calls:
+            expected.setdefault(build.specialise(call), []).append(m)
+    assert {spec for spec, _ in compiled} == set(expected)
+    assert report.exact
+    assert [(pick.serves.first, pick.variant, pick.tile) for pick in report.picks] == picks
+    assert [pick.serves.last + 1 for pick in report.picks[:-1]] == [pick.serves.first for pick in report.picks[1:]]
+    order = {spec: i for i, spec in enumerate(dict.fromkeys(spec for spec, _ in compiled))}
+    for spec, values in expected.items():
+        serves = report.needs[order[spec]].serves
+        assert sum(each.count for each in serves) == len(values)
+        assert (serves[0].first, serves[-1].last) == (values[0], values[-1])
+        assert all(any(each.first <= m <= each.last for each in serves) for m in values)
+
+
+def test_the_report_says_which_m_needs_which_binary(compiled):
+    report = warmup([(range(60, 70), 4096, 4096)], layout="nt", workers=0)
+    text = str(report)
+    for binary in report.needs:
+        assert f"{binary.variant} {binary.tile} {binary.kernel}" in text
+    assert any("divisible by" in binary.differs or "odd" in binary.differs for binary in report.needs)
+    assert len({(binary.kernel, binary.variant, binary.tile, binary.differs) for binary in report.needs}) == report.binaries
+    assert json.loads(json.dumps(report.as_dict()))["needs"][0]["serves"][0]["first"] == 60
+    assert report.choosing_seconds <= report.seconds
+
+
+def test_a_very_long_range_is_searched_and_the_report_says_so(compiled, monkeypatch):
+    monkeypatch.setattr(module, "MOST_EXACT", 64)
+    report = warmup([(range(1, 2049), 256, 512)], layout="nt", workers=0)
+    assert not report.exact
+    assert report.chosen < report.shapes == 2048
+    assert f"chosen for {report.chosen:,} of 2,048 shapes" in str(report)
+    assert report.as_dict()["exact"] is False
 
 
 def test_for_the_device_that_the_options_name(compiled):
@@ -103,6 +152,7 @@ def test_loading_on_a_gpu(compiled, monkeypatch):
     assert report.loaded >= 1
     assert len(loaded) <= 3
     assert "loaded in" in str(report)
+    assert all(binary.loaded and not binary.was_loaded for binary in report.needs)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (64, "64", 64), (64, 64, 64.0), 64])
@@ -113,7 +163,14 @@ def test_shapes_that_are_none(shape):
 
 def test_in_worker_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    report = warmup([(64, 64, 64), (65, 65, 65), (1, 512, 512)], dtype="fp16", workers=1)
+    shapes = [(64, 64, 64), (65, 65, 65), (1, 512, 512)]
+    report = warmup(shapes, dtype="fp16", workers=1)
     assert report.failures == ()
     assert report.binaries >= 3
     assert len(list(tmp_path.rglob("*.cubin"))) == report.binaries
+    assert report.cached == 0
+    assert all(binary.seconds > 0 and binary.status == "ok" and not binary.loaded for binary in report.needs)
+    again = warmup(shapes, dtype="fp16", workers=0)
+    assert again.cached == again.binaries == report.binaries
+    assert f"({report.binaries} were there)" in str(again)
+    assert sum(binary.seconds for binary in again.needs) < sum(binary.seconds for binary in report.needs)

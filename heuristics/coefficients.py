@@ -1,0 +1,96 @@
+"""How close each kernel comes to the device's rates: numbers that the picture in `cost` needs and does not explain.
+
+One row per variant, which a table file may replace by fitted ones. The built-in ones were fitted to 3,260 times of 38 shapes on one
+H200; fitted to half the shapes, the model's first pick runs at 0.97 to 0.98 of the best measured on the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+Fitted = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """How a variant's kernel behaves. Times in microseconds; shares are of the device's rate.
+
+    Attributes:
+        launch: from the start of a launch to its first instruction, and from its last to the end.
+        fill: the first block's way from device memory to the registers.
+        step: what a k block costs beyond its traffic and arithmetic (barriers, addresses), for one program alone on an SM.
+        compute: share of the peak rate that a steady main loop reaches.
+        stream: share of the peak memory bandwidth that a copy reaches.
+        latency: of a block on its way from device memory; divided by the blocks in flight it bounds a program's rate.
+        overlap: the exponent that joins compute and traffic: 1 adds them, a large one takes the longer.
+        store: from the last product to the last byte of a tile, beyond its traffic.
+        resident: share of fill and store that remains for a program's second and later tiles (1: nothing overlaps).
+        l2: share of 64 bytes a clock and SM that L2 delivers when all SMs ask at once.
+        port: share of it that a program alone on its SM draws.
+        second: a dependent launch in the same stream, where K is split.
+        partial: share of L2's rate at which the second launch reads partial sums.
+    """
+
+    launch: float = 1.0
+    fill: float = 0.6
+    step: float = 0.06
+    compute: float = 0.80
+    stream: float = 0.90
+    latency: float = 0.7
+    overlap: float = 2.5
+    store: float = 0.4
+    resident: float = 1.0
+    l2: float = 0.80
+    port: float = 0.70
+    second: float = 1.2
+    partial: float = 0.5
+
+
+_POINTERS: Final = Coefficients(fill=0.5, step=0.08, compute=0.68, stream=0.82, latency=0.68, store=0.35, l2=1.0, port=0.88)
+
+COEFFICIENTS: Final[dict[str, Coefficients]] = {
+    "tiled": _POINTERS,
+    "persistent": replace(_POINTERS, resident=0.7),
+    "tma": Coefficients(0.77, 0.65, 0.027, 0.90, 0.92, 0.98, 5.0, 0.40, resident=0.9, l2=0.89, port=0.89),
+    "split_k": Coefficients(1.0, 0.78, 0.03, 0.64, 0.87, 0.96, 6.0, 0.41, l2=1.05, port=0.86, second=1.38, partial=0.28),
+    "gemv": Coefficients(launch=0.7, fill=0.1, step=0.03, compute=0.35, stream=0.88, latency=0.9, store=0.1, second=1.15),
+}
+_UNKNOWN: Final = Coefficients(step=0.1, compute=0.7, overlap=2.0)
+_NAMES: Final = tuple(field.name for field in fields(Coefficients))
+_KEPT: Final = 16  # mappings whose coefficients are remembered
+
+
+class Kernels:
+    """The coefficients in force, by variant: those of a table where it has them, else the built-in ones. Compared by identity."""
+
+    def __init__(self, fitted: Fitted) -> None:
+        self.fitted = {variant: dict(values) for variant, values in fitted.items()}
+        self._made: dict[str, Coefficients] = {}
+
+    def __getitem__(self, variant: str) -> Coefficients:
+        found = self._made.get(variant)
+        if found is None:
+            base, own = COEFFICIENTS.get(variant, _UNKNOWN), self.fitted.get(variant)
+            found = Coefficients(**{name: own.get(name, getattr(base, name)) for name in _NAMES}) if own else base
+            self._made[variant] = found
+        return found
+
+
+_BUILT_IN: Final = Kernels({})
+_recent: dict[int, tuple[Fitted, Kernels]] = {}
+
+
+def in_force(fitted: Fitted | None) -> Kernels:
+    """The coefficients that a table's model section leaves in force: one object for as long as the mapping keeps its values."""
+    if not fitted:
+        return _BUILT_IN
+    found = _recent.get(id(fitted))  # the mapping is kept alive beside its answer: its id is not given to another
+    if found is not None and found[1].fitted == fitted:
+        return found[1]
+    made = Kernels(fitted)
+    if len(_recent) >= _KEPT:
+        _recent.clear()
+    _recent[id(fitted)] = (fitted, made)
+    return made

@@ -1,0 +1,141 @@
+"""The tiles of rows near a problem, re-ranked: scored on the real problem, corrected by how the model erred on the rows themselves.
+
+How it erred on every row of a table's group is worked out in one go, once per table, device and set of coefficients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from heuristics.coefficients import Fitted, in_force
+from heuristics.cost import Sizes, costs
+from heuristics.distance import OCTAVE, RowGroup
+from heuristics.pairs import PAIRS, Array
+from heuristics.roof import library_us
+from heuristics.table import HeuristicTable, Measurement, ProblemKey, TableEntry, problem_of
+from heuristics.tile_cost import ProblemClass, setting
+from kernel_zoo.spec import Arch
+
+NEAREST: Final = 3  # rows whose tiles are re-ranked
+FOREIGN: Final = 0.25  # octaves by which a row of another device is farther
+CLOSE: Final = 0.1  # octaves from a row: no farther, and only the rows' tiles compete
+_UNTRIED: Final = 1.1  # handicap of a tile that no near row has: what is fastest there was picked from many
+_WORST_ERROR: Final = math.log(2.0)  # a correction beyond this says more about the row than about the model
+_BLUR: Final = 0.1  # octaves: rows much nearer than this count alike
+
+
+class Row(NamedTuple):
+    """A row at a distance.
+
+    Attributes:
+        seen: its measurements, the winner first.
+        numbers: theirs, in `pairs`.
+        errors: log of measured over estimated time of each; None where that says nothing about this device.
+    """
+
+    far: float
+    table: HeuristicTable
+    entry: TableEntry
+    seen: Sequence[Measurement]
+    numbers: Sequence[int]
+    errors: Sequence[float] | None = None
+
+
+def near(
+    key: ProblemKey, arch: Arch, own: Iterable[HeuristicTable], foreign: Iterable[HeuristicTable], fitted: Fitted | None
+) -> list[Row]:
+    """The rows nearest to a problem, nearest first, none beyond an octave."""
+    found = [*_rows(key, arch, own, fitted, 0.0), *_rows(key, arch, foreign, fitted, FOREIGN)]
+    found.sort(key=lambda row: row.far)
+    return found[:NEAREST]
+
+
+def _rows(key: ProblemKey, arch: Arch, tables: Iterable[HeuristicTable], fitted: Fitted | None, farther: float) -> Iterator[Row]:
+    for table in tables:
+        group = table.group(key)
+        nearest = group.nearest(key, NEAREST, OCTAVE - farther) if group is not None else []
+        if group is not None and nearest:
+            known = _known(group, arch, fitted)
+            for far, index in nearest:
+                entry, part = group.entries[index], known.parts[index]
+                errors = known.errors[part] if not farther and entry.source != "modelled" else None
+                yield Row(far + farther, table, entry, known.seen[part], known.numbers[part], errors)
+
+
+def borrowed(rows: Iterable[tuple[HeuristicTable, TableEntry]]) -> list[Row]:
+    """Rows of this very problem on another device."""
+    return [Row(0.0, table, entry, entry.measurements, _numbers(entry.measurements)) for table, entry in rows]
+
+
+def _numbers(seen: Iterable[Measurement]) -> list[int]:
+    return [PAIRS.numbers(one.variant, (one.tile,))[0] for one in seen]
+
+
+def weighed(
+    rows: Iterable[Row], evidence: Callable[[HeuristicTable, Measurement, bool], bool]
+) -> tuple[dict[int, Row], list[float], float]:
+    """What rows propose, and by what to multiply the model's estimates.
+
+    A tile measured by several rows is corrected by their mean, the nearer the more, and the less the farther the nearest is; any
+    other tile by the mean of all, and held back.
+
+    Args:
+        rows: nearest first.
+        evidence: whether a measurement of a table, the winner of its row or not, may propose its tile.
+
+    Returns:
+        The nearest row of each tile, by number; the factors of these tiles; and that of any other.
+    """
+    picks: dict[int, Row] = {}
+    sums: dict[int, float] = {}
+    weights: dict[int, float] = {}
+    for row in rows:
+        stands: dict[tuple[str, str, bool], bool] = {}
+        weight = 1 / (row.far + _BLUR)
+        for place, (number, seen) in enumerate(zip(row.numbers, row.seen, strict=True)):
+            case = (seen.variant, seen.digest, place == 0)
+            if case not in stands:
+                stands[case] = evidence(row.table, seen, place == 0)
+            if stands[case]:
+                picks.setdefault(number, row)
+                if row.errors is not None:
+                    sums[number] = sums.get(number, 0.0) + weight * row.errors[place]
+                    weights[number] = weights.get(number, 0.0) + weight
+    factors = [math.exp(sums[n] / weights[n] * (1 - row.far / 2)) if n in sums else 1.0 for n, row in picks.items()]
+    elsewhere = _UNTRIED * (math.exp(sum(sums.values()) / sum(weights.values())) if sums else 1.0)
+    return picks, factors, elsewhere
+
+
+class _Known:
+    """What the model says of a group's own measurements: their numbers, its errors, and which part of both is a row's."""
+
+    def __init__(self, group: RowGroup, arch: Arch, fitted: Fitted | None) -> None:
+        self.seen: list[Measurement] = []
+        self.parts: list[slice] = []
+        for entry in group.entries:
+            self.parts.append(slice(len(self.seen), len(self.seen) + 1 + len(entry.runner_ups)))
+            self.seen += entry.measurements
+        self.numbers = _numbers(self.seen)
+        estimates = np.maximum(self._estimates(group, arch, fitted), 1e-3)
+        errors = np.log([one.time_us for one in self.seen]) - np.log(estimates)
+        self.errors: list[float] = np.clip(errors, -_WORST_ERROR, _WORST_ERROR).tolist()
+
+    def _estimates(self, group: RowGroup, arch: Arch, fitted: Fitted | None) -> Array:
+        counts = [1 + len(entry.runner_ups) for entry in group.entries]
+        problems = [problem_of(entry.key) for entry in group.entries]  # of one class: that is what a group is
+        sizes = Sizes(*(np.repeat(np.array(column, float), counts) for column in zip(*map(Sizes.of, problems), strict=True)))
+        here = setting(ProblemClass.of(problems[0]), arch, in_force(fitted))
+        library = [library_us(problem, arch) for problem in problems]
+        return costs(here, np.array(self.numbers, np.intp), sizes, lambda: np.repeat(library, counts)).total
+
+
+def _known(group: RowGroup, arch: Arch, fitted: Fitted | None) -> _Known:
+    key = (arch, in_force(fitted))
+    found: _Known | None = group.derived.get(key)
+    if found is None:
+        found = group.derived[key] = _Known(group, arch, fitted)
+    return found

@@ -1,0 +1,121 @@
+"""Every variant and tile that was ever scored, numbered, as columns of numbers: candidates become an array by a look-up each.
+
+A process meets a few hundred of them. Numbers are given in order of first mention and never change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernel_zoo.spec import TileConfig
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Rows = NDArray[np.intp]
+
+TILED: Final = 0
+VECTOR: Final = 1  # a gemv
+OPAQUE: Final = 2  # launches by itself: no tile
+
+_ROOM: Final = 256
+_KEPT: Final = 1 << 14  # tile objects known by their identity
+
+
+class Columns(NamedTuple):
+    """What is known of each pair from the tile and the variant's name alone, a column each. Flags are 0 or 1."""
+
+    block_m: Array
+    block_n: Array
+    block_k: Array
+    group_m: Array
+    split_k: Array
+    warps: Array
+    stages: Array
+    swap: Array
+    tma: Array  # loads through descriptors
+    resident: Array  # programs stay and walk over tiles
+    flatten: Array
+    variant: Array  # the variant's number in `names`
+
+
+class Pairs:
+    """The numbering. Safe to use from several threads: a number is handed out after its row is written."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.pairs: list[tuple[str, TileConfig | None]] = []
+        self._numbers: dict[tuple[str, TileConfig | None], int] = {}
+        self._by_id: dict[
+            str, dict[int, int]
+        ] = {}  # variant, then the tile object's id: hashing a tile costs as much as scoring it
+        self._alive: list[TileConfig] = []  # the objects in _by_id, so that their ids stay theirs
+        self._rows = np.empty((_ROOM, len(Columns._fields)))
+        self._kinds = np.empty(_ROOM, np.int8)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def numbers(self, variant: str, tiles: Sequence[TileConfig | None]) -> list[int]:
+        """The tiles' numbers, with that variant."""
+        known = self._by_id.get(variant, {})
+        try:
+            return [known[id(tile)] for tile in tiles]
+        except KeyError:
+            return [self._number(variant, tile) for tile in tiles]
+
+    def columns(self, start: int, stop: int) -> Columns:
+        """The columns of the pairs from one number up to another."""
+        return Columns(*self._rows[start:stop].T)
+
+    def take(self, numbers: Rows) -> Columns:
+        """The columns of those pairs."""
+        return Columns(*self._rows.take(numbers, axis=0).T)
+
+    def kinds(self, numbers: Rows) -> NDArray[np.int8]:
+        """TILED, VECTOR or OPAQUE, of each number."""
+        return self._kinds.take(numbers)
+
+    def _number(self, variant: str, tile: TileConfig | None) -> int:
+        with self._lock:
+            number = self._numbers.get((variant, tile))
+            if number is None:
+                number = self._add(variant, tile)
+            if tile is not None:
+                if len(self._alive) >= _KEPT:
+                    self._by_id, self._alive = {}, []
+                self._alive.append(tile)
+            self._by_id.setdefault(variant, {})[id(tile)] = number
+            return number
+
+    def _add(self, variant: str, tile: TileConfig | None) -> int:
+        number = len(self.pairs)
+        if number == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+            self._kinds = np.concatenate([self._kinds, np.empty_like(self._kinds)])
+        if variant not in self.names:
+            self.names.append(variant)
+        self._rows[number] = _row(variant, tile, self.names.index(variant))
+        self._kinds[number] = OPAQUE if tile is None else VECTOR if variant == "gemv" else TILED
+        self.pairs.append((variant, tile))
+        self._numbers[variant, tile] = number
+        return number
+
+
+def _row(variant: str, tile: TileConfig | None, number: int) -> tuple[float, ...]:
+    if tile is None:
+        return (1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, number)
+    knobs = dict(tile.knobs)
+    return (
+        tile.block_m, tile.block_n, tile.block_k, tile.group_m, tile.split_k, tile.num_warps, tile.num_stages,
+        bool(knobs.get("swap")), variant == "tma" or bool(knobs.get("tma")),
+        variant == "persistent" or bool(knobs.get("persistent")), bool(knobs.get("flatten")), number,
+    )  # fmt: skip
+
+
+PAIRS: Final = Pairs()

@@ -1,0 +1,141 @@
+"""The formulas as arrays: values kept from before, one candidate or many, one problem or one per candidate."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heuristics import coefficients
+from heuristics.archs import ARCHS
+from heuristics.coefficients import COEFFICIENTS, in_force
+from heuristics.cost import Scorer, Sizes, costs, times_us
+from heuristics.pairs import PAIRS, Pairs
+from heuristics.schema import parse_tile
+from heuristics.tile_cost import ProblemClass, setting
+from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
+from tests.heuristics.fakes import H200
+
+KEPT = Path(__file__).with_name("cost_reference.json")
+FITTED = {"tma": {"launch": 3.0, "compute": 0.5}, "gemv": {"port": 0.3, "second": 4.0}, "split_k": {"overlap": 1.5}}
+
+
+def problem(m, n, k, batch, dtype, layout, precision, aligns, epilogue):
+    """A problem from a kept line; `epilogue` is "", or C's dtype, the bias's and an activation."""
+    made = GemmProblem.of(m, n, k, dtype, layout, batch=batch, precision=precision)
+    if epilogue:
+        c, bias, activation = epilogue.split("/")
+        made = replace(
+            made,
+            epilogue=Epilogue(
+                beta="1" if c else "0",
+                c=Operand.dense(c, m, n, batch=batch) if c else None,
+                bias=Operand(bias, m, n, (0, 0, 1)) if bias else None,
+                activation=activation,
+            ),
+        )
+    return replace(made, a=replace(made.a, align=aligns[0]), b=replace(made.b, align=aligns[1]))
+
+
+def kept():
+    """(problem, device, variant, tile, fitted, parts, time) of every line."""
+    for line in json.loads(KEPT.read_text()):
+        *about, device, variant, tile, fitted, parts = line
+        yield problem(*about), ARCHS[device], variant, parse_tile(tile) if tile else None, FITTED if fitted else None, parts
+
+
+@pytest.mark.parametrize(("given", "arch", "variant", "tile", "fitted", "parts"), list(kept()))
+def test_estimates_are_what_they_were(given, arch, variant, tile, fitted, parts):
+    # A deliberate change of the formulas or coefficients writes new values: python -m tests.heuristics.test_cost
+    made = Scorer(given, arch, fitted).estimate(variant, tile)
+    assert made.time_us == pytest.approx(parts["total"], rel=1e-9)
+    assert dict(made.parts) == pytest.approx({name: us for name, us in parts.items() if name != "total"}, rel=1e-9, abs=1e-12)
+
+
+def rewrite() -> None:
+    """Write what the formulas say now."""
+    lines = []
+    for line, (given, arch, variant, tile, fitted, _) in zip(json.loads(KEPT.read_text()), kept(), strict=True):
+        made = Scorer(given, arch, fitted).estimate(variant, tile)
+        lines.append(json.dumps([*line[:-1], {"total": made.time_us, **made.parts}]))
+    KEPT.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+TILES = (TileConfig(64, 64, 64), TileConfig(128, 256, 64, num_warps=8, knobs=(("persistent", 1),)), TileConfig(64, 16, 128, 1, 4))
+PICKS = [("tma", TILES[0]), ("gemv", TileConfig(1, 4, 512, 1, 2, 4, 1)), ("aten", None), ("split_k", TILES[2]), ("tma", TILES[1])]
+
+
+def test_many_candidates_cost_what_each_costs_alone():
+    given = GemmProblem.of(3, 4096, 8192, "bf16", "nt")
+    together = times_us(given, H200, PICKS)
+    assert together.tolist() == [Scorer(given, H200).time_us(*pick) for pick in PICKS]
+    assert times_us(given, H200, PICKS[::-1]).tolist() == together.tolist()[::-1]
+    assert times_us(given, H200, []).tolist() == []
+
+
+def test_a_problem_per_candidate_costs_what_each_costs_alone():
+    given = [
+        GemmProblem.of(m, n, k, "bf16", "nt")
+        for m, n, k in ((3, 4096, 8192), (5000, 2, 776), (64, 64, 64), (9000, 9000, 4096), (17, 40000, 5120))
+    ]
+    sizes = Sizes(*(np.array(column, float) for column in zip(*map(Sizes.of, given), strict=True)))
+    here = setting(ProblemClass.of(given[0]), H200, in_force(None))
+    rows = np.array([PAIRS.numbers(variant, (tile,))[0] for variant, tile in PICKS])
+    alone = [Scorer(one, H200).time_us(*pick) for one, pick in zip(given, PICKS, strict=True)]
+    library = np.array([Scorer(one, H200).estimate("aten", None).parts["product"] for one in given])
+    assert costs(here, rows, sizes, lambda: library).total.tolist() == pytest.approx(alone, rel=1e-12)
+
+
+def test_a_changed_mapping_is_not_answered_from_memory():
+    given, fitted = GemmProblem.of(64, 64, 64), {"tma": {"launch": 5.0}}
+    before = times_us(given, H200, PICKS[:1], fitted)[0]
+    assert times_us(given, H200, PICKS[:1], fitted)[0] == before
+    assert in_force(fitted) is in_force(fitted)
+    fitted["tma"]["launch"] = 7.0
+    assert times_us(given, H200, PICKS[:1], fitted)[0] == pytest.approx(before + 2.0)
+
+
+def test_what_is_remembered_of_mappings_is_bounded():
+    for launch in range(100):
+        in_force({"tma": {"launch": float(launch)}})
+    assert len(coefficients._recent) <= coefficients._KEPT
+
+
+@pytest.mark.parametrize(
+    "absurd", [{"compute": 0.0}, {"overlap": 0.0}, {"overlap": 1e6}, {"stream": 1e-320}, {"fill": float("nan")}]
+)
+def test_coefficients_that_give_no_time_warn_of_nothing_and_rank_last(absurd):
+    given = GemmProblem.of(2048, 2048, 2048)
+    times = times_us(given, H200, [("tma", TILES[0]), ("tiled", TILES[0])], {"tma": absurd})
+    assert np.isfinite(times[0]) or times.argsort()[0] == 1
+
+
+def test_unknown_coefficients_are_ignored():
+    assert in_force({"tma": {"fit_error": 0.1}})["tma"] == COEFFICIENTS["tma"]
+
+
+def test_pairs_keep_their_numbers_however_often_a_tile_is_made():
+    pairs = Pairs()
+    first = pairs.numbers("one", TILES)
+    again = pairs.numbers("one", [replace(tile) for tile in TILES])
+    assert first == again == [0, 1, 2]
+    assert pairs.numbers("two", TILES[:1]) == [3]
+    assert pairs.numbers("one", (None,)) == [4]
+    many = [TileConfig(m, 8, 8) for m in range(1, 1000)]  # more than there is room for at first
+    assert pairs.numbers("one", many) == list(range(5, 5 + len(many)))
+    assert pairs.columns(5, len(pairs)).block_m.tolist() == list(range(1, 1000))
+    assert pairs.numbers("one", TILES) == first
+
+
+def test_objects_that_come_and_go_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr("heuristics.pairs._KEPT", 8)
+    pairs = Pairs()
+    for _ in range(50):
+        assert pairs.numbers("one", [replace(tile) for tile in TILES]) == [0, 1, 2]
+    assert len(pairs._alive) <= 8
+    assert len(pairs) == 3
+
+
+if __name__ == "__main__":
+    rewrite()
