@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench import explain_cli, resources_cli, table_cli, tune_cli, warmup_cli
+from bench import explain_cli, fit_cli, resources_cli, table_cli, tune_cli, warmup_cli
 from bench.terminal import ArchName, AsJson, console, plain_warnings, print_json, told
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Heavy imports are made by the command that needs them, so that `minblas explain` starts without torch.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=__doc__)
+table_cli.app.command()(fit_cli.fit)
 app.add_typer(table_cli.app, name="table")
 app.add_typer(resources_cli.app, name="resources")
 

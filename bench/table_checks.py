@@ -10,14 +10,14 @@ from typing import Any
 
 from bench import tables
 from heuristics import archs, pruning, resources, store
-from heuristics.generate import BORROWERS, Binaries, generate_table
+from heuristics.generate import BORROWERS, Binaries, generate_table, kind
 from heuristics.pruning import Dropped, Wanted
 from heuristics.table import HeuristicTable, ProblemKey, problem_key, problem_of
 from heuristics.toolchain import public_version
 from kernel_zoo.spec import Arch, Variant
 
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
-_GATE_ROUNDS = 3  # a row that fails the gate gets the model's next choice, which is gated in turn
+_GATE_ROUNDS = 10  # a row that fails the gate gets the model's next choice, which is gated in turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +196,12 @@ def generate(name: str, variants: Sequence[Variant], out: Path, compile_rows: bo
     data = [known for version in versions if (known := resources.known(arch.cc, version)) is not None]
     installed = public_version(tables.installed_triton())
     triton = installed if compile_rows or installed in versions or not versions else versions[-1]
-    refused: dict[tuple[ProblemKey, str, str], str] = {}
+    refused: dict[tuple[str, str, str], str] = {}
     for _ in range(_GATE_ROUNDS if compile_rows else 1):
         table, left_out = generate_table(arch, variants, data, triton, _binaries(arch), refused)
         failed = [result for result in tables.gate_tables([table], variants, workers) if not result.ok] if compile_rows else []
         refused |= {
-            (problem_key(row.problem), row.variant.name, row.tile.describe()): "; ".join(result.faults)
-            for result in failed
-            for row in (result.row,)
+            kind(result.row.variant.name, result.row.problem, result.row.tile): "; ".join(result.faults) for result in failed
         }
         if not failed:
             break

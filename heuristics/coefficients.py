@@ -31,6 +31,8 @@ class Coefficients:
         port: share of it that a program alone on its SM draws.
         second: a dependent launch in the same stream, where K is split.
         partial: share of L2's rate at which the second launch reads partial sums.
+        issue: of loads through pointers, as a multiple of what their number alone makes.
+        tail: what a k block adds that the matrices end in, where it is read through masked pointers after the pipeline has run dry.
     """
 
     launch: float = 1.0
@@ -46,6 +48,8 @@ class Coefficients:
     port: float = 0.70
     second: float = 1.2
     partial: float = 0.5
+    issue: float = 1.0
+    tail: float = 0.6
 
 
 _POINTERS: Final = Coefficients(fill=0.5, step=0.08, compute=0.68, stream=0.82, latency=0.68, store=0.35, l2=1.0, port=0.88)
@@ -57,27 +61,52 @@ COEFFICIENTS: Final[dict[str, Coefficients]] = {
     "split_k": Coefficients(1.0, 0.78, 0.03, 0.64, 0.87, 0.96, 6.0, 0.41, l2=1.05, port=0.86, second=1.38, partial=0.28),
     "gemv": Coefficients(launch=0.7, fill=0.1, step=0.03, compute=0.35, stream=0.88, latency=0.9, store=0.1, second=1.15),
 }
+#: What lines whose pitch is no multiple of 128 bytes add to the traffic with L2, by the power of two that the pitch is a multiple
+#: of: a 128-byte piece of a line then lies in two cache lines. Below 16 bytes it is part of a loop's own coefficients.
+PITCHES: Final[dict[str, float]] = {"64": 0.29, "32": 0.41, "16": 1.1}
 _UNKNOWN: Final = Coefficients(step=0.1, compute=0.7, overlap=2.0)
 _NAMES: Final = tuple(field.name for field in fields(Coefficients))
 _KEPT: Final = 16  # mappings whose coefficients are remembered
 
 
 class Kernels:
-    """The coefficients in force, by variant: those of a table where it has them, else the built-in ones. Compared by identity."""
+    """The coefficients in force, by loop: those of a table where it has them, else the built-in ones. Compared by identity.
+
+    A loop is a variant, or one way in which a variant reads its operands ("tma resident", "tiled 2-byte"); where a table has no
+    coefficients for that way, the variant's serve. A table also corrects single tiles ("tma 128x256x64 w8 s3"): `work` is a factor
+    on a k block's arithmetic, `total` on the whole time.
+    """
 
     def __init__(self, fitted: Fitted) -> None:
         self.fitted = {variant: dict(values) for variant, values in fitted.items()}
         self._made: dict[str, Coefficients] = {}
+        self._corrections: dict[str, dict[str, tuple[float, float]]] = {}
 
-    def __getitem__(self, variant: str) -> Coefficients:
-        found = self._made.get(variant)
+    @property
+    def pitches(self) -> dict[str, float]:
+        """PITCHES, or a table's own."""
+        return {**PITCHES, **self.fitted.get("pitch", {})}
+
+    def corrections(self, loop: str) -> dict[str, tuple[float, float]]:
+        """What a table corrects a loop's tiles by: their work, and their total."""
+        found = self._corrections.get(loop)
         if found is None:
-            base, own = COEFFICIENTS.get(variant, _UNKNOWN), self.fitted.get(variant)
+            own = ((name.removeprefix(f"{loop} "), values) for name, values in self.fitted.items() if name.startswith(f"{loop} "))
+            found = {tile: (values.get("work", 1.0), values.get("total", 1.0)) for tile, values in own if tile[:1].isdigit()}
+            self._corrections[loop] = found
+        return found
+
+    def __getitem__(self, loop: str) -> Coefficients:
+        found = self._made.get(loop)
+        if found is None:
+            variant = loop.split(" ")[0]
+            base, own = COEFFICIENTS.get(variant, _UNKNOWN), self.fitted.get(loop) or self.fitted.get(variant)
             found = Coefficients(**{name: own.get(name, getattr(base, name)) for name in _NAMES}) if own else base
-            self._made[variant] = found
+            self._made[loop] = found
         return found
 
 
+PLAIN: Final = (1.0, 1.0)  # a tile that is not corrected
 _BUILT_IN: Final = Kernels({})
 _recent: dict[int, tuple[Fitted, Kernels]] = {}
 

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from heuristics.coefficients import Fitted, in_force
+from heuristics.coefficients import PLAIN, Fitted, in_force
 from heuristics.pairs import OPAQUE, PAIRS, TILED, VECTOR, Array, Flags, Rows
 from heuristics.roof import NET_LAUNCH_US, library_us
-from heuristics.tile_cost import ProblemClass, Setting, TileCosts, join, sector_waste, setting
+from heuristics.tile_cost import ProblemClass, Setting, TileCosts, join, loop, sector_waste, setting
 from kernel_zoo.spec import VECTOR_BYTES, Arch, Estimate, GemmProblem, TileConfig
 
 Size = Any  # a number, or an array of one per candidate
@@ -147,11 +147,14 @@ def _tiles(s: Setting, t: TileCosts, sizes: Sizes) -> Costs:
     joined = (t.work + moved**t.overlap) ** t.inverse
     step = np.maximum(t.wait / together, joined + t.step / together)
 
-    ends = t.ends * (1 + (np.ceil(per_sm / together) - 1) * np.where(single, t.later, t.hidden))
+    ends = (t.ends + t.tail * (sizes.k % t.block_k > 0)) * (
+        1 + (np.ceil(per_sm / together) - 1) * np.where(single, t.later, t.hidden)
+    )
     main = per_sm * steps * step
     memory = _memory_bytes(s, t, sizes, tiles_m, tiles_n, busy * together) / t.memory
     reduction = _reduction_us(s, sizes, t.split_k, t.reduce, t.memory, t.partial)
-    return Costs(t.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction, main, ends, memory, reduction)
+    total = (t.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
+    return Costs(total, main, ends, memory, reduction)
 
 
 def _memory_bytes(s: Setting, t: TileCosts, sizes: Sizes, tiles_m: Array, tiles_n: Array, wave: Array) -> Size:
@@ -200,7 +203,7 @@ def _reduction_us(s: Setting, sizes: Sizes, split_k: Array, launch: Size, memory
 
 def _gemv(s: Setting, rows: Rows, sizes: Sizes) -> Costs:
     """CUDA cores over a stream of the larger matrix; what the resident programs hold in registers is what is in flight."""
-    t, c, arch = PAIRS.take(rows), s.kernels["gemv"], s.arch
+    t, c, arch = PAIRS.take(rows), s.kernels[loop(s.kind, "gemv", tma=False, resident=False)], s.arch
     batch, m, n, k, least_bytes = sizes
     first = np.less_equal(m, n)
     narrow, wide = np.minimum(m, n), np.maximum(m, n)
@@ -215,8 +218,10 @@ def _gemv(s: Setting, rows: Rows, sizes: Sizes) -> Costs:
 
     align = np.minimum(np.where(first, s.kind.aligns[1], s.kind.aligns[0]), VECTOR_BYTES)
     waste = sector_waste(np.where(along_k, t.block_k, t.block_n) * s.item) * (VECTOR_BYTES / align) ** 0.5
-    compute = 2 * narrow * block / (arch.tflops["fp32"] * 1e6 / arch.sm_count * c.compute)
-    moved = block * s.item * waste / (s.port * c.l2 * arch.sm_count / np.minimum(programs, arch.sm_count))
+    work, factor = _gemv_factors(s, rows, along_k)
+    pitch = np.where(first, s.more(1), s.more(0))
+    compute = work * 2 * narrow * block / (arch.tflops["fp32"] * 1e6 / arch.sm_count * c.compute)
+    moved = block * s.item * waste * pitch / (s.port * c.l2 * arch.sm_count / np.minimum(programs, arch.sm_count))
     step = np.maximum(np.maximum(compute, moved), (c.latency + c.step) / together)
     tree = 0.05 + 0.01 * narrow * t.block_n * np.where(along_k, t.warps, 1)
     ends = (c.fill + c.store + tree) * (1 + 0.3 * (np.ceil(per_sm / together) - 1))
@@ -225,7 +230,18 @@ def _gemv(s: Setting, rows: Rows, sizes: Sizes) -> Costs:
     memory_rate, partial_rate = s.rates(c)
     memory = least_bytes * waste / memory_rate
     reduction = _reduction_us(s, sizes, t.split_k, c.second + c.store, memory_rate, partial_rate)
-    return Costs(c.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction, main, ends, memory, reduction)
+    total = (c.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * factor
+    return Costs(total, main, ends, memory, reduction)
+
+
+def _gemv_factors(s: Setting, rows: Rows, along_k: Array) -> tuple[Array, Array]:
+    """A table's corrections; a tile that runs along K and one that runs across it are different loops."""
+    name = loop(s.kind, "gemv", tma=False, resident=False)
+    ways = [s.kernels.corrections(f"{name} {way}") for way in ("across", "along")]
+    flags = np.broadcast_to(along_k, rows.shape).astype(int).tolist()
+    found = [ways[flag].get(PAIRS.tiles[number], PLAIN) for number, flag in zip(rows.tolist(), flags, strict=True)]
+    work, total = np.array(found).T
+    return work, total
 
 
 __all__ = ["Costs", "Fitted", "Scorer", "Sizes", "costs", "times_us"]

@@ -14,8 +14,8 @@ from typing import Final
 from heuristics.legality import Legality
 from heuristics.model import rank
 from heuristics.resources import ResourceTable
-from heuristics.table import Environment, HeuristicTable, Measurement, ProblemKey, TableEntry, problem_key
-from kernel_zoo.spec import Arch, Epilogue, GemmProblem, Operand, Refusal, TileConfig, Variant
+from heuristics.table import Environment, HeuristicTable, Measurement, TableEntry, problem_key
+from kernel_zoo.spec import Arch, Epilogue, GemmProblem, Operand, Refusal, TileConfig, Variant, binary_class, tile_key
 
 #: The devices that need a generated table, as their drivers call them.
 DEVICES: Final[dict[str, str]] = {
@@ -33,7 +33,7 @@ BORROWERS: Final[dict[str, str]] = {
 }
 
 Binaries = Callable[[Variant, GemmProblem, TileConfig], frozenset[Hashable]]
-Refused = Mapping[tuple[ProblemKey, str, str], str]
+Refused = Mapping[tuple[str, str, str], str]  # by class of binaries, variant, what of the tile they depend on
 
 _EQUAL: Final = 1.03  # estimates nearer than this say nothing about which is faster: the model errs by more
 _OPTIONS: Final = 24  # candidates a problem that may share a binary with another's
@@ -61,7 +61,7 @@ def generate_table(
         resources: what binaries need, under each version of Triton that the rows are to serve on.
         triton: the version to note.
         binaries: what a variant and tile compile to for a problem.
-        refused: (key, variant, tile in words) that did not pass a compile gate.
+        refused: kinds of binaries (see `kind`) that did not pass a compile gate, and what it said.
     """
     zoo = [variant for variant in variants if variant.recipe is not None and variant.origin == "zoo"]
     ranked = {problem: _ranked(problem, arch, zoo, resources, refused or {}) for problem in problems()}
@@ -84,6 +84,11 @@ def generate_table(
     ), left_out
 
 
+def kind(variant: str, problem: GemmProblem, tile: TileConfig) -> tuple[str, str, str]:
+    """What a pick's binaries have in common with those of other problems: one that fails the gate speaks for all."""
+    return (binary_class(problem), variant, tile_key(problem, tile))
+
+
 @dataclass(frozen=True, slots=True)
 class _Pick:
     variant: str
@@ -96,12 +101,12 @@ class _Everywhere:
 
     def __init__(self, problem: GemmProblem, arch: Arch, resources: Sequence[ResourceTable], refused: Refused) -> None:
         self.problem, self.arch = problem, arch
-        self._key, self._refused = problem_key(problem), refused
+        self._refused = refused
         self._legalities = [Legality(problem, arch, data) for data in (*resources,) or (None,)]
 
     def refusal(self, variant: Variant, tile: TileConfig | None = None) -> Refusal | None:
         """Why the variant may not serve."""
-        if tile is not None and (fault := self._refused.get((self._key, variant.name, tile.describe()))) is not None:
+        if tile is not None and (fault := self._refused.get(kind(variant.name, self.problem, tile))) is not None:
             return Refusal("gate", fault, "a binary that passes the compile gate")
         return next(filter(None, (legality.refusal(variant, tile) for legality in self._legalities)), None)
 
@@ -214,4 +219,4 @@ def _fp32() -> list[GemmProblem]:
     return ieee + tf32 + _of("nt", *_cubes(1024, 2048, 4096), (2048, 4096, 4096), dtype="fp32", precision="tf32")
 
 
-__all__ = ["BORROWERS", "DEVICES", "Binaries", "Refused", "generate_table", "problems"]
+__all__ = ["BORROWERS", "DEVICES", "Binaries", "Refused", "generate_table", "kind", "problems"]

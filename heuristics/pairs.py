@@ -49,6 +49,7 @@ class Pairs:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.pairs: list[tuple[str, TileConfig | None]] = []
+        self.tiles: list[str] = []  # as a table corrects them
         self._numbers: dict[tuple[str, TileConfig | None], int] = {}
         self._by_id: dict[
             str, dict[int, int]
@@ -102,9 +103,16 @@ class Pairs:
             self.names.append(variant)
         self._rows[number] = _row(variant, tile, self.names.index(variant))
         self._kinds[number] = OPAQUE if tile is None else VECTOR if variant == "gemv" else TILED
+        self.tiles.append(corrected_as(tile) if tile is not None else "")
         self.pairs.append((variant, tile))
         self._numbers[variant, tile] = number
         return number
+
+
+def corrected_as(tile: TileConfig) -> str:
+    """The tile as a table corrects it: what does not matter to a program's own time left out."""
+    sides = f"{tile.block_m}x{tile.block_n}x{tile.block_k} w{tile.num_warps} s{tile.num_stages}"
+    return sides + "".join(f" {name}{value}" for name, value in tile.knobs if name in ("flatten", "subtile"))
 
 
 def _row(variant: str, tile: TileConfig | None, number: int) -> tuple[float, ...]:

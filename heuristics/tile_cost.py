@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from heuristics.coefficients import Coefficients, Kernels
+from heuristics.coefficients import PLAIN, Coefficients, Kernels
 from heuristics.pairs import PAIRS, Array, Columns, Flags, Rows
 from heuristics.roof import EMULATION, peak
-from kernel_zoo.spec import ITEMSIZE, VECTOR_BYTES, Arch, GemmProblem
+from kernel_zoo.spec import ITEMSIZE, VECTOR_BYTES, Arch, GemmProblem, Operand
 
 _SMEM_CLOCK: Final = 128.0  # bytes a clock and SM
 _L2_CLOCK: Final = 64.0  # bytes a clock that one SM's port takes
@@ -36,6 +36,7 @@ class ProblemClass(NamedTuple):
     precision: str
     layouts: tuple[str, str]  # of A and B
     aligns: tuple[int, int]  # of their lines, in bytes
+    pitches: tuple[str, str]  # the power of two in bytes, at most 128, that the distance between their lines is a multiple of
     out: str
     c: str | None
     bias: str | None
@@ -46,9 +47,25 @@ class ProblemClass(NamedTuple):
         """The class of a problem."""
         a, b, epilogue = problem.a, problem.b, problem.epilogue
         return cls(
-            a.dtype, problem.precision, (a.layout, b.layout), (a.line_align, b.line_align), problem.out.dtype,
+            a.dtype, problem.precision, (a.layout, b.layout), (a.line_align, b.line_align), (_pitch(a), _pitch(b)),
+            problem.out.dtype,
             epilogue.c.dtype if epilogue.c else None, epilogue.bias.dtype if epilogue.bias else None, epilogue.activation,
         )  # fmt: skip
+
+
+def _pitch(operand: Operand) -> str:
+    distance = operand.leading * operand.itemsize
+    return str(min(distance & -distance, 128) if distance else 128)
+
+
+def loop(kind: ProblemClass, variant: str, *, tma: bool, resident: bool) -> str:
+    """How a variant reads its operands, which is what its coefficients depend on."""
+    if kind.dtype == "fp32":
+        return f"{variant} {kind.precision}"
+    if tma:
+        return f"{variant} resident" if resident else variant
+    narrowest = min(kind.aligns)
+    return variant if narrowest >= VECTOR_BYTES else f"{variant} {'4-byte' if narrowest >= 4 else '2-byte'}"
 
 
 class TileCosts(NamedTuple):
@@ -56,6 +73,7 @@ class TileCosts(NamedTuple):
 
     side_m: Array  # rows of the result that it covers
     side_n: Array
+    block_k: Array
     range_k: Array  # block_k, times the programs that share K
     group_m: Array
     split_k: Array
@@ -78,6 +96,8 @@ class TileCosts(NamedTuple):
     overlap: Array
     inverse: Array  # of overlap
     reduce: Array  # a second launch that reads nothing
+    tail: Array  # what a k block that the matrices end in adds
+    factor: Array  # on the whole time
 
 
 class Setting:
@@ -111,18 +131,22 @@ class Setting:
 
     def _work_out(self, t: Columns) -> TileCosts:
         """The costs of any pairs, by column."""
-        of = [self.kernels[name] for name in PAIRS.names]
-        variant = t.variant.astype(np.intp)
+        loops, of_loop = self._loops(t)
+        first = self._costs.shape[1]
+        tiles = PAIRS.tiles[first : first + len(of_loop)]
+        corrected = [self.kernels.corrections(one) for one in loops]
+        factors = np.array([corrected[i].get(tile, PLAIN) for i, tile in zip(of_loop.tolist(), tiles, strict=True)])
         make: Any = Coefficients  # of columns, for once
-        c = make(*(np.array([getattr(one, name) for one in of])[variant] for name in Coefficients.__slots__))
+        c = make(*(np.array([getattr(self.kernels[one], name) for one in loops])[of_loop] for name in Coefficients.__slots__))
         elements = t.block_m * t.block_n
         wide = (self.arch.capability[0] in (9, 10) and not self.fma) & (t.block_m >= 64) & (t.warps >= 4)  # wgmma and its successor
 
         peak_sm = peak(self.kind.dtype, self.kind.precision, self.arch) * 1e6 / self.arch.sm_count
         compute = 2 * elements * t.block_k / (peak_sm * c.compute * self._instruction_share(t, wide))
-        work = join(compute, self._shared_bytes(t, wide) / (_SMEM_CLOCK * self.clock), 4.0)
+        work = join(compute, self._shared_bytes(t, wide) / (_SMEM_CLOCK * self.clock), 4.0) * factors[:, 0]
         runs_m, runs_n = self._runs(t)
-        traffic = (t.block_m * sector_waste(runs_m) + t.block_n * sector_waste(runs_n)) * t.block_k * self.item
+        more_m, more_n = self._more(t)
+        traffic = (t.block_m * sector_waste(runs_m) * more_m + t.block_n * sector_waste(runs_n) * more_n) * t.block_k * self.item
         # Loads narrower than 4 bytes cannot be asynchronous: nothing is in flight while a block is computed.
         depth = np.where((t.tma > 0) | (min(self.kind.aligns) >= 4), np.maximum(1, t.stages - 1), 1)
         alone, shared = self.port * c.port, self.port * c.l2
@@ -133,10 +157,26 @@ class Setting:
         later = np.where(t.resident > 0, c.resident, 1.0) * np.where(t.flatten > 0, _FLATTENED, 1.0)
         fit = _programs_per_sm(t, self.item, self.arch)
         return TileCosts(
-            *_sides(t), t.block_k * t.split_k, t.group_m, t.split_k, t.swap, fit, work**c.overlap, traffic, self._issue_us(t),
+            *_sides(t), t.block_k, t.block_k * t.split_k, t.group_m, t.split_k, t.swap, fit, work**c.overlap, traffic,
+            self._issue_us(t) * c.issue,
             c.latency / depth + c.step, alone, shared, shared * self.arch.sm_count, ends, later, later * _NEIGHBOUR,
             *self.rates(c), c.launch, c.step, c.overlap, 1 / c.overlap, c.second + c.store,
+            np.where(t.tma > 0, 0.0, c.tail), factors[:, 1],
         )  # fmt: skip
+
+    def _loops(self, t: Columns) -> tuple[list[str], Rows]:
+        """The loops of the pairs, and each pair's place among them."""
+        ways, place = np.unique((4 * t.variant + 2 * t.tma + t.resident).astype(int), return_inverse=True)
+        return [loop(self.kind, PAIRS.names[way // 4], tma=way & 2 > 0, resident=way & 1 > 0) for way in ways.tolist()], place
+
+    def more(self, side: int) -> float:
+        """By how much the pitch of A's lines (side 0) or of B's multiplies their traffic."""
+        return 1.0 + self.kernels.pitches.get(self.kind.pitches[side], 0.0)
+
+    def _more(self, t: Columns) -> tuple[Array, Array]:
+        """The same by the kernel's M side and N side."""
+        swap = t.swap > 0
+        return np.where(swap, self.more(1), self.more(0)), np.where(swap, self.more(0), self.more(1))
 
     def rates(self, c: Any) -> tuple[Any, Any]:
         """What device memory delivers to a kernel, and L2 to the launch that adds up partial sums."""

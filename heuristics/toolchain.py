@@ -2,12 +2,13 @@
 
 A row of the running version stands. One of another version stands where the running one's resource data has its kernel: the same
 source was compiled there and its machine code read; and a packaged row where the packaged tables are gated on that version. Any
-other row is a hint: its tile is a candidate, and the model decides.
+other row is a hint: its tile is a candidate, and the model decides. A modelled row is no hint: what the model said of another
+device or compiler says nothing that it does not say better of this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from heuristics.notices import warn_once
@@ -31,14 +32,16 @@ def under(
         known: where resource data comes from.
     """
     running = public_version(triton)
-    if not running:
-        return tuple(tables)
-    data = known(arch.cc, running)
-    return tuple(
-        part
-        for table in tables
-        for part in ((table,) if table.origin == "packaged" and running in gated else _parts(table, running, arch, data))
-    )
+    data = known(arch.cc, running) if running else None
+    found: list[HeuristicTable] = []
+    for table in tables:
+        if table.kinship(arch) != "exact":
+            found += _with_rows(table, [entry for entry in table.entries if entry.source != "modelled"])
+        elif not running or (table.origin == "packaged" and running in gated):
+            found.append(table)
+        else:
+            found += _parts(table, running, data)
+    return tuple(found)
 
 
 def public_version(version: str) -> str:
@@ -51,19 +54,17 @@ def measured_under(entry: TableEntry, table: HeuristicTable) -> str:
     return public_version(entry.triton or table.environment.triton)
 
 
-def _parts(table: HeuristicTable, running: str, arch: Arch, data: ResourceTable | None) -> Iterator[HeuristicTable]:
+def _parts(table: HeuristicTable, running: str, data: ResourceTable | None) -> Iterator[HeuristicTable]:
     """The table itself where all its rows stand; else what stands, and a table of hints for each other version."""
+    standing: list[TableEntry] = []
     hints: dict[str, list[TableEntry]] = {}
-    if table.kinship(arch) == "exact":
-        for entry in table.entries:
-            version = measured_under(entry, table)
-            if version not in ("", running) and not _vouched(entry, data):
-                hints.setdefault(version, []).append(entry)
-    if not hints:
-        yield table
-        return
-    apart = {entry.key for rows in hints.values() for entry in rows}
-    yield replace(table, entries=tuple(entry for entry in table.entries if entry.key not in apart))
+    for entry in table.entries:
+        version = measured_under(entry, table)
+        if version in ("", running) or _vouched(entry, data):
+            standing.append(entry)
+        elif entry.source != "modelled":
+            hints.setdefault(version, []).append(entry)
+    yield table if len(standing) == len(table.entries) else replace(table, entries=tuple(standing))
     for version, rows in hints.items():
         counted = f"{len(rows)} of {len(table.entries)} rows"
         warn_once(
@@ -71,6 +72,13 @@ def _parts(table: HeuristicTable, running: str, arch: Arch, data: ResourceTable 
             f"their kernels: they are hints, which the model weighs; tune again, or run Triton {version}"
         )
         yield replace(table, entries=tuple(rows), hint=f"Triton {version}", model={})
+
+
+def _with_rows(table: HeuristicTable, rows: Sequence[TableEntry]) -> list[HeuristicTable]:
+    """The table with these of its rows; none without any."""
+    if len(rows) == len(table.entries):
+        return [table]
+    return [replace(table, entries=tuple(rows))] if rows else []
 
 
 def _vouched(entry: TableEntry, data: ResourceTable | None) -> bool:

@@ -167,6 +167,9 @@ def time_interleaved(
     return [Timing.of(rival) for rival in samples]
 
 
+_HEAD_START: Final = 600_000  # clocks, about 0.3 ms: more than the host takes for three launches of anything here
+
+
 class CudaEngine:
     """CUDA graphs and events on a side stream that first waits for the caller's."""
 
@@ -185,9 +188,13 @@ class CudaEngine:
         self._anchor: Any = None
 
     def estimate(self, run: Run) -> float:
-        """Microseconds of one launch, the shortest of three; launch overhead included, so a small kernel seems longer."""
+        """Microseconds of one launch, the shortest of three.
+
+        The stream is kept busy while they are put on it: else the host's time is measured, and what takes two launches seems slow.
+        """
         with self._on_stream():
             run(0)
+            self._torch.cuda._sleep(_HEAD_START)
             marks = [self._event() for _ in range(4)]
             for mark in marks[:-1]:
                 mark.record()

@@ -171,7 +171,7 @@ def _time(bench: Bench, rivals: list[Rival], rounds: int, target_us: float, care
         return _time(bench, able, rounds, target_us) if able else []
     for (trial, _), timing in zip(rivals, times, strict=True):
         trial.timing = timing
-        trial.estimate_us = timing.median_us  # without the launch overhead of a single launch
+        trial.estimate_us = timing.median_us  # of many launches
     return rivals
 
 

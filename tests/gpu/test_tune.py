@@ -31,7 +31,8 @@ def files(tmp_path, monkeypatch):
 def test_in_a_process_of_its_own(files):
     report = tune(SHAPES, top_k=4, **files)
     assert (report.tuned, report.faults, report.notes) == (2, [], []), str(report)
-    assert report.rejected == {"wrong": 0, "failed": 0}, str(report)
+    failed = [trial["message"] for row in report.rows for trial in row["trials"] if trial["status"] != "ok"]
+    assert all("spills" in message for message in failed), failed  # which tiles spill depends on the Triton version
     for shape in SHAPES:
         entry = store.load(files["table"]).lookup(problem_key(GemmProblem.of(*shape)))
         assert 0 < entry.low_us <= entry.time_us <= entry.high_us

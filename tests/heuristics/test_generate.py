@@ -85,7 +85,7 @@ def test_it_is_the_same_each_time_and_survives_being_a_file():
 def test_what_a_gate_refused_is_not_taken_again():
     arch = archs.get_arch("a100")
     row = made("a100")[0].entries[0]
-    refused = {(row.key, row.variant, row.tile.describe()): "spills"}
+    refused = {generate.kind(row.variant, problem_of(row.key), row.tile): "spills"}
     table, _ = generate.generate_table(arch, VARIANTS, (), "3.7.1", binaries(arch), refused)
     (other,) = (entry for entry in table.entries if entry.key == row.key)
     assert (row.variant, row.tile) not in {(seen.variant, seen.tile) for seen in other.measurements}

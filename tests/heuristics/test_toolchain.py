@@ -85,3 +85,16 @@ def test_hand_written_rows_opaque_ones_and_those_without_a_version_stand():
 def test_rows_of_another_device_are_hints_already():
     other = table(entry(), environment=H100_ENVIRONMENT)
     assert under("4.0.0", other) == ((other,), [])
+
+
+def test_what_the_model_said_of_another_device_or_compiler_is_no_hint():
+    guess, seen = entry(source="modelled"), entry(OTHER)
+    other = table(guess, seen, environment=H100_ENVIRONMENT)
+    found, said = under("3.6.0", other, table(guess, environment=H100_ENVIRONMENT))
+    assert [part.entries for part in found] == [(seen,)]
+    assert said == []
+    found, said = under("4.0.0", table(guess, seen))
+    assert [(part.hint, part.entries) for part in found] == [("", ()), ("Triton 3.6.0", (seen,))]
+    assert len(said) == 1
+    assert under("3.6.0", table(guess))[0][0].entries == (guess,)
+    assert under("", other)[0][0].entries == (seen,)
