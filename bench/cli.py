@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Heavy imports are made by the command that needs them, so that `minblas explain` starts without torch.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=__doc__)
 table_cli.app.command()(fit_cli.fit)
+table_cli.app.command()(fit_cli.regret)
 app.add_typer(table_cli.app, name="table")
 app.add_typer(resources_cli.app, name="resources")
 

@@ -1,4 +1,4 @@
-"""The command `minblas table fit`."""
+"""The commands `minblas table fit` and `minblas table regret`: the model against what was measured."""
 
 from __future__ import annotations
 
@@ -67,3 +67,29 @@ def _measured(path: Path, gpu: str) -> list[tuple[GemmProblem, Times]]:
         if times:
             found.append((problem_from_dict(row["problem"]), times))
     return found
+
+
+def regret(
+    times: Annotated[
+        Path, typer.Argument(help="Held-out problems and the times of their candidates.", exists=True, dir_okay=False)
+    ],
+    device: Annotated[str, typer.Option("--arch", help="The device they were taken on.")] = "h200",
+    as_json: AsJson = False,
+) -> None:
+    """Say how good the choice is on held-out problems: best time / time of the pick, by way of choosing. Needs no GPU."""
+    from bench.regret import measure, read
+    from heuristics.archs import get_arch
+    from minblas.registry import registry, resources, tables
+
+    with told():
+        arch = get_arch(device)
+        found = [each.as_dict() for each in measure(read(times), arch, registry(), tables(arch), resources(arch))]
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(f"{'choice':16s} {'problems':>8s} {'geomean':>8s} {'p10':>7s} {'worst':>7s}  rungs")
+    for row in found:
+        rungs = ", ".join(f"{rung} {count}" for rung, count in row["rungs"].items())
+        typer.echo(f"{row['choice']:16s} {row['problems']:8d} {row['geomean']:8.4f} {row['p10']:7.3f} {row['worst']:7.3f}  {rungs}")
+        for missing in row["missing"]:
+            typer.echo(f"  never timed, counted as 0.5: {missing}")

@@ -154,10 +154,11 @@ def _regret(name: str, timed: Sequence[Timed], picks: Sequence[tuple[str, TileCo
 def _top(
     timed: Sequence[Timed], arch: Arch, variants: Sequence[Variant], fitted: Fitted | None, resources: ResourceTable | None
 ) -> Regret:
-    """What a tuner finds that measures only the model's first few."""
+    """What measuring the model's first few would find."""
     shares = []
+    zoo = [variant for variant in variants if variant.origin == "zoo" and variant.recipe is not None]
     for item in timed:
-        listed = model.shortlist(Legality(item.problem, arch, resources), variants, TOP, fitted)
+        listed = model.rank(Legality(item.problem, arch, resources), zoo, fitted)[:TOP]
         seen = [item.times[pick] for c in listed if (pick := (c.variant, c.tile)) in item.times]
         shares.append(item.best_us / min(seen) if seen else 0.5)
     return Regret(f"top-{TOP} measured", tuple(shares))

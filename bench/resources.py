@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from heuristics import resources
 from heuristics.archs import get_arch
+from heuristics.atomic import locked, replace_text
 from heuristics.resources import Record, ResourceTable
 from kernel_zoo import catalog, census
 from kernel_zoo.spec import FORMS, Arch
@@ -190,10 +191,8 @@ def _forms(table: ResourceTable) -> dict[str, dict[str, census.Needs]]:
 
 def _write(path: Path, table: ResourceTable) -> None:
     """In one step: a kill leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    beside.write_text(resources.dumps(table), encoding="utf-8")
-    os.replace(beside, path)
+    with locked(path):
+        replace_text(path, resources.dumps(table))
 
 
 @contextlib.contextmanager

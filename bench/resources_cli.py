@@ -26,7 +26,7 @@ def build(
 ) -> None:
     """Compile every candidate that the data lack with the Triton that is installed. Needs no GPU; may be interrupted."""
     from bench import resources
-    from heuristics.resources import DIRECTORY
+    from heuristics.resources import DIRECTORY, public_version
     from minblas.environment import version
 
     deadline = time.monotonic() + budget if budget is not None else None
@@ -39,7 +39,7 @@ def build(
             if deadline is None or time.monotonic() < deadline:
                 made = resources.build(
                     resources.device(name),
-                    triton.split("+")[0],
+                    public_version(triton),
                     workers=workers,
                     deadline=deadline,
                     directory=directory or DIRECTORY,

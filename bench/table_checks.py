@@ -10,10 +10,11 @@ from typing import Any
 
 from bench import tables
 from heuristics import archs, pruning, resources, store
+from heuristics.compare import listed_device
 from heuristics.generate import BORROWERS, Binaries, generate_table, kind
 from heuristics.pruning import Dropped, Wanted
+from heuristics.resources import public_version
 from heuristics.table import HeuristicTable, ProblemKey, problem_key, problem_of
-from heuristics.toolchain import public_version
 from kernel_zoo.spec import Arch, Variant
 
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
@@ -192,8 +193,8 @@ def generate(name: str, variants: Sequence[Variant], out: Path, compile_rows: bo
     arch = archs.get_arch(name)
     if arch.name in BORROWERS:
         raise ValueError(f"{arch.name} needs no generated table: {BORROWERS[arch.name]}")
-    versions = [version for cc, version in resources.listed() if cc == arch.cc]
-    data = [known for version in versions if (known := resources.known(arch.cc, version)) is not None]
+    data = resources.of_capability(arch.cc)
+    versions = [known.triton for known in data]
     installed = public_version(tables.installed_triton())
     triton = installed if compile_rows or installed in versions or not versions else versions[-1]
     refused: dict[tuple[str, str, str], str] = {}
@@ -226,7 +227,7 @@ def _binaries(arch: Arch) -> Binaries:
 
 def count_binaries(table: HeuristicTable, variants: Sequence[Variant]) -> int:
     """The distinct binaries that a gate of a table's rows compiles."""
-    by_name, needs = {variant.name: variant for variant in variants}, _binaries(tables.device_of(table))
+    by_name, needs = {variant.name: variant for variant in variants}, _binaries(listed_device(table))
     return len(
         {
             spec

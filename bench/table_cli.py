@@ -9,7 +9,7 @@ import typer
 
 from bench.terminal import AsJson, console, print_json, told
 
-app = typer.Typer(no_args_is_help=True, help="Tuned tables: show, diff, merge, verify, prune, generate.")
+app = typer.Typer(no_args_is_help=True, help="Tuned tables: show, diff, merge, verify, prune, generate, fit.")
 
 Names = Annotated[list[str] | None, typer.Argument(help="Files or devices; the packaged tables by default.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Compile processes; one per CPU by default.")]
@@ -61,7 +61,9 @@ def diff(
 
 @app.command()
 def merge(
-    tables: Annotated[list[Path], typer.Argument(help="Of one device; of two rows of a problem the later one wins.")],
+    tables: Annotated[
+        list[Path], typer.Argument(help="Of one device; of two rows of a problem the later one wins.", exists=True, dir_okay=False)
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; what it holds is merged too.")],
     as_json: AsJson = False,
 ) -> None:

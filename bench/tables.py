@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heuristics import archs, resources, store
+from heuristics.compare import listed_device
+from heuristics.generate import BORROWERS
 from heuristics.resources import ResourceTable
 from heuristics.table import HeuristicTable, problem_of
-from heuristics.toolchain import public_version
 from kernel_zoo.spec import Arch, Variant
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _of_device(arch: Arch) -> list[Found]:
     read = [_read(path) for path in (*packaged_paths(), *sorted(store.user_dir().glob("*.json")))]
     own = [item for item in read if item.table is None or item.table.kinship(arch) == "exact"]
     if not any(item.table for item in own):
-        why = " (it borrows the measured rows of the H200)" if arch.name.startswith("h100") else ""
+        why = f" ({BORROWERS[arch.name]})" if arch.name in BORROWERS else ""
         raise ValueError(f"there is no table for {arch.name}{why}: neither packaged nor in {store.user_dir()}")
     return own
 
@@ -121,15 +122,6 @@ def census() -> list[tuple[str, str, str]]:
     return found
 
 
-def device_of(table: HeuristicTable) -> Arch:
-    """The device a table was measured on.
-
-    Raises:
-        ValueError: it is not listed.
-    """
-    return archs.get_arch(table.environment.device)
-
-
 def needs(table: HeuristicTable) -> list[ResourceTable]:
     """What binaries need under the Triton versions that a table is to serve on.
 
@@ -137,10 +129,9 @@ def needs(table: HeuristicTable) -> list[ResourceTable]:
     """
     cc = table.environment.compute_capability[0] * 10 + table.environment.compute_capability[1]
     if table.origin == "packaged":
-        versions = [version for known_cc, version in resources.listed() if known_cc == cc]
-    else:
-        versions = [public_version(installed_triton() or table.environment.triton)]
-    return [data for version in versions if (data := resources.known(cc, version)) is not None]
+        return resources.of_capability(cc)
+    data = resources.known(cc, installed_triton() or table.environment.triton)
+    return [data] if data is not None else []
 
 
 def gate_tables(tables: Iterable[HeuristicTable], variants: Sequence[Variant], workers: int | None = None) -> list[GateResult]:
@@ -149,7 +140,7 @@ def gate_tables(tables: Iterable[HeuristicTable], variants: Sequence[Variant], w
 
     by_name = {variant.name: variant for variant in variants}
     rows = [
-        GateRow(by_name[entry.variant], problem_of(entry.key), entry.tile, device_of(table), table.name)
+        GateRow(by_name[entry.variant], problem_of(entry.key), entry.tile, listed_device(table), table.name)
         for table in tables
         for entry in table.entries
         if entry.tile is not None and entry.variant in by_name

@@ -38,7 +38,7 @@ _FREE: Final = Policy()
 _FASTER: Final = 0.98  # the net is taken over a measured winner only where it beats it by more than noise
 _EXACT: Final = {
     "measured": "the fastest of those tried on this very problem (measured)",
-    "hand": "the fastest of those tried on this very problem (hand)",
+    "hand": "the row of this very problem was written by hand",
     "modelled": "the row of this very problem is the model's: nobody measured it",
 }
 _WRONG_ROW: Final = ("stale", "unregistered", "packaged")  # the row is no evidence at all, runners-up included

@@ -115,12 +115,23 @@ def verify(
     Raises:
         ValueError: the table's device is not listed and no `arch` is given.
     """
-    device = arch or ARCHS.get(table.environment.device)
-    if device is None:
-        raise ValueError(f"{table.name} is of {table.environment.gpu_name}, which is not listed; name a device (--arch)")
+    device = arch or listed_device(table)
     by_name = {variant.name: variant for variant in variants}
     data = tuple(resources) or (None,)
     return [finding for entry in table.entries for finding in faults(entry, table, by_name, device, data)]
+
+
+def listed_device(table: HeuristicTable) -> Arch:
+    """The device whose limits a table's rows are held against.
+
+    Raises:
+        ValueError: it is not listed.
+    """
+    device = ARCHS.get(table.environment.device)
+    if device is None:
+        given = f"{table.name} is of {table.environment.gpu_name}, whose limits are not listed"
+        raise ValueError(f"{given}: its rows cannot be checked; listed: {', '.join(ARCHS)}")
+    return device
 
 
 def faults(

@@ -66,7 +66,7 @@ def footprint(
         resident=variant == "persistent" or bool(tile.knob("persistent")),
         at_once=at_once,
         waves=programs / at_once,
-        last_wave=((programs - 1) % at_once + 1) / at_once,
+        last_wave=last_wave(programs, at_once),
         busy_sms=min(programs, arch.sm_count),
         tile_use=_tile_use(problem, variant, tile, rows, cols),
         launches=launches,
@@ -81,6 +81,11 @@ def tile_counts(problem: GemmProblem, variant: str, tile: TileConfig) -> tuple[i
         return 1, cdiv(max(problem.m, problem.n), tile.block_n)
     rows, cols = (problem.n, problem.m) if tile.knob("swap") else (problem.m, problem.n)
     return cdiv(rows, tile.block_m), cdiv(cols, tile.block_n)
+
+
+def last_wave(programs: int, at_once: int) -> float:
+    """The share of the last wave that has something to do."""
+    return ((programs - 1) % at_once + 1) / at_once
 
 
 def _tile_use(problem: GemmProblem, variant: str, tile: TileConfig, rows: int, cols: int) -> float | None:

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from heuristics.archs import ARCHS
 from heuristics.choose import choose
-from heuristics.compare import faults
+from heuristics.compare import faults, listed_device
 from heuristics.policy import NoVariantError
 from heuristics.resources import ResourceTable
 from heuristics.table import HeuristicTable, Measurement, ProblemKey, TableEntry, problem_of
@@ -77,9 +76,7 @@ def prune(
     Raises:
         ValueError: the table's device is not listed and no `arch` is given.
     """
-    device = arch or ARCHS.get(table.environment.device)
-    if device is None:
-        raise ValueError(f"{table.name} is of {table.environment.gpu_name}, which is not listed; name a device (--arch)")
+    device = arch or listed_device(table)
     by_name = {variant.name: variant for variant in variants}
     refused = dict(wanted.gate)
     dropped: list[Dropped] = []

@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from heuristics.footprint import Footprint
+from heuristics.footprint import Footprint, last_wave
 from heuristics.policy import NET
 from heuristics.roof import rate, roof_us
 from heuristics.table import problem_key
@@ -57,7 +57,7 @@ def _parallelism(selection: Selection, held: Footprint) -> str:
             left = sms - held.busy_sms
             rest = f"{left} of {sms} still idle" if left else "every SM has work"
             return f"{split} would leave {sms - held.tiles} of {sms} SMs idle; as {held.programs} programs {rest}"
-        alone = _last_wave(held.tiles, held.at_once)
+        alone = last_wave(held.tiles, held.at_once)
         return f"{split} would fill the last wave to {alone:.0%}; {held.programs} programs fill it to {held.last_wave:.0%}"
     if held.programs < sms:
         idle = f"{_count(held.programs, 'tile')} of {side} leave {sms - held.programs} of {sms} SMs idle"
@@ -83,10 +83,6 @@ def _unsplit(selection: Selection) -> str:
 
 def _count(count: int, word: str) -> str:
     return f"only {count} {word}{'s' if count != 1 else ''}"
-
-
-def _last_wave(programs: int, at_once: int) -> float:
-    return ((programs - 1) % at_once + 1) / at_once
 
 
 def _waste(held: Footprint) -> str:
@@ -157,9 +153,7 @@ def next_command(selection: Selection) -> tuple[str, str]:
         return _with_sizes("tune", p), f"measures it on this kind of GPU ({selection.arch.name}); the next choice is then exact"
     if selection.tile is None and selection.rung == "default":
         return "minblas variants", "lists what each kernel is good for"
-    if selection.rung == "forced" or selection.origin == "user":
-        return f"minblas check {shlex.quote(selection.variant)}", "compares the variant with float64"
-    if selection.tile is None:
+    if selection.rung == "forced" or selection.origin == "user" or selection.tile is None:
         return f"minblas check {shlex.quote(selection.variant)}", "compares the variant with float64"
     return _with_sizes("warmup", p), "compiles what it needs before the first call"
 

@@ -111,6 +111,9 @@ class ResourceTable:
     digests: Mapping[str, str] = field(default_factory=dict)
     records: Mapping[str, Record] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"ResourceTable(sm_{self.cc}, triton {self.triton}: {len(self.records):,} records)"
+
     def for_problem(self, problem: GemmProblem) -> ProblemResources:
         """The table as one problem sees it: for many questions about it."""
         return ProblemResources(self, problem)
@@ -153,6 +156,11 @@ class ProblemResources:
 # Files
 
 
+def public_version(version: str) -> str:
+    """A version without its local part: 3.7.1 for 3.7.1+git1234."""
+    return version.partition("+")[0]
+
+
 def path_of(cc: int, triton: str, directory: Path = DIRECTORY) -> Path:
     """Where the data of a capability and Triton version lie."""
     return directory / f"sm_{cc}-triton{triton}.json"
@@ -167,7 +175,7 @@ def listed(directory: Path = DIRECTORY) -> list[tuple[int, str]]:
 @lru_cache(maxsize=32)
 def known(cc: int, triton: str) -> ResourceTable | None:
     """The packaged data of a capability and Triton version ("3.7.1"; what a build appends to it does not count)."""
-    path = path_of(cc, triton.split("+")[0])
+    path = path_of(cc, public_version(triton))
     try:
         return loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -175,6 +183,12 @@ def known(cc: int, triton: str) -> ResourceTable | None:
     except (OSError, ValueError) as error:
         warn_once(f"resource data {path} are ignored: {error}")
         return None
+
+
+def of_capability(cc: int) -> list[ResourceTable]:
+    """The packaged data of a capability, under every Triton version there are any for."""
+    versions = [version for listed_cc, version in listed() if listed_cc == cc]
+    return [data for version in versions if (data := known(cc, version)) is not None]
 
 
 def dumps(table: ResourceTable) -> str:

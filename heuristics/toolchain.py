@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from heuristics.notices import warn_once
-from heuristics.resources import ResourceTable, known
+from heuristics.resources import ResourceTable, known, public_version
 from heuristics.table import HeuristicTable, TableEntry
 from kernel_zoo.spec import Arch
 
@@ -42,11 +42,6 @@ def under(
         else:
             found += _parts(table, running, data)
     return tuple(found)
-
-
-def public_version(version: str) -> str:
-    """A version without its local part: 3.7.1 for 3.7.1+git1234."""
-    return version.partition("+")[0]
 
 
 def measured_under(entry: TableEntry, table: HeuristicTable) -> str:
@@ -88,4 +83,4 @@ def _vouched(entry: TableEntry, data: ResourceTable | None) -> bool:
     return data is not None and bool(entry.digest) and data.covers(entry.digest)
 
 
-__all__ = ["measured_under", "public_version", "under"]
+__all__ = ["measured_under", "under"]

@@ -62,8 +62,11 @@ class FirstUse:
             return selection
         began, done = self._clock(), False
         try:
+            count, left_s = self._affordable()
+            if count < _LEAST_PICKS:
+                return selection
             with settings.options(tune="never"), _undisturbed(device):
-                done = self._tune(selection, device)
+                done = self._tune(selection, device, count, began + left_s)
         except Exception as error:  # out of memory, a compiler, a full disk: the call goes on
             log.once("tune", "tuning on first use came to nothing: %s: %s", type(error).__name__, error)
         finally:
@@ -84,8 +87,17 @@ class FirstUse:
             return False
         return (selection.arch.name, problem_key(problem)) not in self._tried and not _capturing(device)
 
-    def _tune(self, selection: Selection, device: torch.device) -> bool:
-        """Tune one problem as far as the time allows; whether there is a row now."""
+    def _affordable(self) -> tuple[int, float]:
+        """Candidates that what is left of the budget pays for, and the seconds that are left."""
+        budget_s = settings.current().tune_budget
+        left_s = budget_s - self.spent_s
+        count = int(min(_MOST_PICKS, (left_s - self._rest_s) / self._pick_s))
+        if count < _LEAST_PICKS:
+            log.once("tune", "the budget for tuning on first use (%g s) is spent", budget_s)
+        return count, left_s
+
+    def _tune(self, selection: Selection, device: torch.device, count: int, until: float) -> bool:
+        """Tune one problem with so many candidates, none begun after `until`; whether there is a row now."""
         from minblas import dispatch, registry
         from minblas.environment import environment
         from minblas.tune_report import row_of, save_table
@@ -93,11 +105,6 @@ class FirstUse:
 
         problem, arch, options = selection.problem, selection.arch, settings.current()
         began = self._clock()
-        until = began + options.tune_budget - self.spent_s
-        count = int(min(_MOST_PICKS, (until - began - self._rest_s) / self._pick_s))
-        if count < _LEAST_PICKS:
-            log.once("tune", "the budget for tuning on first use (%g s) is spent", options.tune_budget)
-            return False
         self._tried.add((arch.name, problem_key(problem)))
         known = {variant.name: variant for variant in dispatch.registry()}
         # A user's kernel that faults would take this process along: it is tuned where it is asked for, in a process of its own.

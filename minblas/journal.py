@@ -117,24 +117,33 @@ class Journal:
     def _read(self, environment: Mapping[str, Any]) -> int:
         """Take in the rows that are there; returns the length in bytes of its whole lines."""
         length = 0
-        for number, (row, end) in enumerate(read_lines(self.path)):
-            if number == 0:
+        for number, (row, end) in enumerate(read_lines(self.path), 1):
+            if number == 1:
                 self._check(row, environment)
-            elif row.get("kind") == "shape" and row["winner"] is not None:
-                self.done[_identity_of(row)] = row
-            elif row.get("kind") == "fault":
-                self.faults[_identity_of(row), row["variant"], row["tile"]] = row.get("message", "")
-            elif row.get("kind") == "suspects":
-                self.suspects.add(_identity_of(row))
+            else:
+                try:
+                    self._take(row)
+                except (LookupError, TypeError, ValueError, AttributeError) as error:  # edited by hand
+                    raise _foreign(self.path, number, f"{type(error).__name__}: {error}") from error
             length = end
         return length
+
+    def _take(self, row: dict[str, Any]) -> None:
+        """Take in one row of an earlier run."""
+        kind = row.get("kind")
+        if kind == "shape" and row["winner"] is not None:
+            self.done[_identity_of(row)] = row
+        elif kind == "fault":
+            self.faults[_identity_of(row), row["variant"], row["tile"]] = row.get("message", "")
+        elif kind == "suspects":
+            self.suspects.add(_identity_of(row))
 
     def _check(self, header: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         if header.get("kind") != "header" or header.get("version") != VERSION:
             raise JournalError(
                 f"{self.path} begins otherwise than a journal does", f"a tuning journal of version {VERSION}", "give another path"
             )
-        then = header["environment"]
+        then = header.get("environment") or {}
         for name in _SAME:
             if then.get(name) != environment.get(name):
                 given = f"{self.path} was taken with {name} {then.get(name)} and this machine has {environment.get(name)}"
@@ -142,25 +151,30 @@ class Journal:
 
 
 def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """The whole rows of a journal, each with the offset of its end. Stops at a line that was cut off.
+    """The whole rows of a journal, each with the offset of its end. Stops at a last line that was cut off.
 
     Raises:
-        JournalError: the file does not begin as a journal does.
+        JournalError: a whole line is no row: the file is something else, or was edited.
     """
     if not path.exists():
         return
     end = 0
-    for line in path.read_bytes().splitlines(keepends=True):
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            return
         try:
-            row = json.loads(line) if line.endswith(b"\n") else None
+            row = json.loads(line)
         except ValueError:
             row = None
-        if not isinstance(row, dict):
-            if end == 0 and line.endswith(b"\n"):
-                raise JournalError(f"the first line of {path} is not a JSON object", "a tuning journal", "give another path")
-            return
+        if not isinstance(row, dict):  # to stop here would lose what comes after it
+            raise _foreign(path, number, "it is not a JSON object")
         end += len(line)
         yield row, end
+
+
+def _foreign(path: Path, number: int, why: str) -> JournalError:
+    given = f"line {number} of {path} was written by no tune: {why}"
+    return JournalError(given, "a tuning journal", "take the line out, or give another path" if number > 1 else "give another path")
 
 
 def _identity_of(row: Mapping[str, Any]) -> str:

@@ -49,7 +49,7 @@ def tune(
     layout: str = "nn",
     variants: Sequence[str] | None = None,
     device: torch.device | str | None = None,
-    devices: Sequence[torch.device | str] | str | None = None,
+    devices: Sequence[torch.device | str | int] | str | None = None,
     budget_s: float | None = None,
     top_k: int = 16,
     resume: str | PathLike[str] | None = None,
@@ -72,7 +72,7 @@ def tune(
         variants: only these compete, and the best of them wins; by default all that options(exclude=...) leaves, and then the pick
             in force stays unless beaten.
         device: the GPU.
-        devices: several GPUs of one kind, which share the shapes; "all" for every one.
+        devices: several GPUs of one kind, by name or number, which share the shapes; "all" for every one.
         budget_s: begin no further shape after so many seconds.
         top_k: candidates measured per shape.
         resume: a journal to write to and, where it exists, to go on from. By default a new one in the user's data directory.

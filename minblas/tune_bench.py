@@ -77,10 +77,7 @@ class DeviceBench:
 
     def torch(self) -> Prepared | None:
         """torch's own product, straight into out; None where torch has none for the problem."""
-        if not self._sets:
-            assert self._bank is not None
-            self._sets = self._bank.sets(self.problem)
-        if torch_product(self.problem, self._sets[0]) is None:
+        if torch_product(self.problem, self._buffers()[0]) is None:
             return None
 
         def run(slots: Mapping[str, Any], alpha: float, beta: float) -> None:
@@ -100,11 +97,15 @@ class DeviceBench:
             raise RuntimeError("this bench only verifies: it was made without an engine")
         return self._engine
 
-    def _run(self, prepared: Prepared) -> Callable[[int], None]:
+    def _buffers(self) -> list[Slots]:
+        """The sets that rivals rotate over, made when they are first needed."""
         if not self._sets:
             assert self._bank is not None
             self._sets = self._bank.sets(self.problem)
-        sets, (alpha, beta) = self._sets, self._scalars
+        return self._sets
+
+    def _run(self, prepared: Prepared) -> Callable[[int], None]:
+        sets, (alpha, beta) = self._buffers(), self._scalars
 
         def run(index: int) -> None:
             prepared(sets[index], alpha, beta)

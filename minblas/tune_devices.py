@@ -63,7 +63,8 @@ def _place(name: torch.device | str | int) -> torch.device:
         return place
     index, count = index_of(place), torch.cuda.device_count()
     if index >= count:
-        raise DeviceError(f"a device is {place}", f"one of this machine's {count} GPUs")
+        needed = f"one of this machine's GPUs, 0 to {count - 1}" if count else "a GPU: here is none"
+        raise DeviceError(f"a device is {place}", needed)
     return torch.device("cuda", index)
 
 

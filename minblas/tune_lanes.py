@@ -65,8 +65,9 @@ class Work:
 
     def postponed(self) -> bool:
         """Turn to the shapes that were put off; false where there are none."""
-        self._shapes, self.later = self._session.ready(self.later), []
-        return not self._over() and bool(self.notes)
+        postponed, self.later = self.later, []
+        self._shapes = self._session.ready(postponed)
+        return bool(postponed) and not self._over()
 
     def _take(self) -> Planned | None:
         with self._lock:

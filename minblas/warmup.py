@@ -117,7 +117,8 @@ def _lines(shape: WarmShape, dtype: object, layout: str) -> Iterator[Line]:
         return
     sizes = tuple(shape) if isinstance(shape, Iterable) else ()
     if len(sizes) not in (3, 4) or not all(isinstance(size, int | range) for size in sizes):
-        raise ArgumentError(f"a shape is {shape!r}", "whole numbers or ranges of them: (m, n, k) or (batch, m, n, k)")
+        needed = "whole numbers or ranges of them: (m, n, k) or (batch, m, n, k)"
+        raise ArgumentError(f"a shape is {shape!r}", needed, "pass a list of those")
     batch, m, n, k = sizes if len(sizes) == 4 else (1, *sizes)
     values = sorted((m,) if isinstance(m, int) else m)
     others = itertools.product(*((size,) if isinstance(size, int) else size for size in (batch, n, k)))

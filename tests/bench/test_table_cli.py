@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from bench import cli, tables
 from heuristics import generate, store
+from heuristics.compare import listed_device
 from heuristics.notices import forget
 from heuristics.table import Environment, HeuristicTable, Measurement, TableEntry, problem_key, problem_of
 from kernel_zoo import catalog
@@ -195,7 +196,7 @@ def test_verify_of_a_device_takes_a_broken_file_of_the_users_into_account(home):
 
 def test_a_device_without_a_table_says_so_and_an_h100_why():
     assert "there is no table for a100" in run("verify", "a100", code=2)
-    assert "it borrows the measured rows of the H200" in run("show", "h100-sxm", code=2)
+    assert "it borrows the H200's measured rows" in run("show", "h100-sxm", code=2)
 
 
 # prune
@@ -250,7 +251,7 @@ def test_prune_compile_drops_rows_that_fail_the_gate(file, monkeypatch):
 
 
 def tables_row(entry, table):
-    return GateRow(catalog.get(entry.variant), problem_of(entry.key), entry.tile, tables.device_of(table), table.name)
+    return GateRow(catalog.get(entry.variant), problem_of(entry.key), entry.tile, listed_device(table), table.name)
 
 
 # merge and generate
@@ -263,6 +264,11 @@ def test_merge_lets_a_measured_row_win_over_a_modelled_one_in_either_order(home)
         out = home / f"out{number}.json"
         assert data("merge", *pair, "-o", out)["rows"] == 1
         assert store.load(out).entries[0].source == "measured"
+
+
+def test_merge_of_a_file_that_is_not_there(home):
+    assert "does not exist" in run("merge", home / "a.json", "-o", home / "out.json", code=2)
+    assert not (home / "out.json").exists()
 
 
 def few(monkeypatch):

@@ -91,7 +91,7 @@ def test_a_row_of_another_table_makes_the_same_row_redundant():
 
 def test_an_unlisted_device_needs_one_named():
     unlisted = table(environment=replace(H200_ENVIRONMENT, gpu_name="NVIDIA X1"))
-    with pytest.raises(ValueError, match="NVIDIA X1, which is not listed"):
+    with pytest.raises(ValueError, match="NVIDIA X1, whose limits are not listed"):
         prune(unlisted, ZOO, Wanted())
 
 

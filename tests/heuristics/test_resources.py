@@ -38,6 +38,10 @@ def verdict(problem, *forms, tile=LARGE, arch=H200, **more):
     return refusal.sentence if refusal else None
 
 
+def test_a_table_prints_as_one_line():
+    assert repr(table(CLEAN)) == "ResourceTable(sm_90, triton 3.7.1: 1 records)"
+
+
 @pytest.mark.parametrize("problem", [EVEN, UNEVEN, PARTLY, FULL, ROW_BIAS])
 def test_a_clean_heavy_form_lets_every_epilogue_through(problem):
     assert verdict(problem, CLEAN) is None

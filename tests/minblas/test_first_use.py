@@ -126,6 +126,16 @@ def test_when_it_is_not_done(tuner, options):
     assert minblas.stats().tunes == 0
 
 
+def test_a_spent_budget_costs_a_call_nothing(tuner, monkeypatch):
+    def undisturbed(device):
+        raise AssertionError("the caller's memory and random numbers were touched for nothing")
+
+    monkeypatch.setattr(first_use, "_undisturbed", undisturbed)
+    tuner()
+    assert resolved(tune_budget=2.0).rung == "model"
+    assert minblas.stats().tunes == 0
+
+
 def test_problems_that_are_not_tuned(tuner):
     made = tuner()
     with settings.options(tune="first_use"):

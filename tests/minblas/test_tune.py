@@ -178,6 +178,32 @@ def test_a_file_that_is_no_journal(files):
     assert files["resume"].read_text() == "m,n,k\n"
 
 
+@pytest.mark.parametrize(
+    "line", ["xx", "[1]", '{"kind":"shape"}', '{"kind":"shape","winner":0,"problem":{"m":1}}', '{"kind":"fault"}']
+)
+def test_a_line_that_no_tune_wrote_costs_none_of_those_after_it(files, line):
+    tune(SHAPES[:1], benches=Benches(), **files)
+    header, *rows = files["resume"].read_text().splitlines(keepends=True)
+    edited = "".join([header, f"{line}\n", *rows])
+    files["resume"].write_text(edited)
+    with pytest.raises(JournalError, match=r"line 2 of .* take the line out"):
+        tune(SHAPES[:1], benches=Benches(), **files)
+    assert files["resume"].read_text() == edited
+
+
+def test_a_journal_that_does_not_say_where_it_was_taken(files):
+    files["resume"].write_text('{"kind": "header", "version": 1}\n')
+    with pytest.raises(JournalError, match="was taken with gpu None"):
+        tune(SHAPES[:1], benches=Benches(), **files)
+
+
+@pytest.mark.parametrize(("count", "needed"), [(0, "here is none"), (2, "GPUs, 0 to 1")])
+def test_a_gpu_that_is_not_there(files, monkeypatch, count, needed):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(errors.DeviceError, match=f"a device is cuda:7; needed: .*{needed}"):
+        tune(SHAPES, benches=Benches(), devices=[7], **files)
+
+
 def test_the_budget_stops_it_cleanly(files, monkeypatch):
     report = tune(SHAPES, benches=Benches(), budget_s=0, **files)
     assert (report.left, report.tuned, report.table) == (3, 0, "")
