@@ -52,20 +52,23 @@ def _measured(path: Path, gpu: str) -> list[tuple[GemmProblem, Times]]:
     """The problems of a journal and the times of their candidates.
 
     Raises:
-        ValueError: it was taken on another GPU.
+        ValueError: it was taken on another GPU, or a line is no journal's.
     """
     from minblas.journal import problem_from_dict, read_lines, tile_from_dict
 
     found: list[tuple[GemmProblem, Times]] = []
-    for row, _ in read_lines(path):
-        if row.get("kind") == "header" and row["environment"]["gpu"] != gpu:
-            raise ValueError(f"{path} was taken on {row['environment']['gpu']}, the table is of {gpu}")
-        if row.get("kind") != "shape":
-            continue
-        timed = [trial for trial in row["trials"] if trial["status"] == "ok" and "time_us" in trial and trial["tile"]]
-        times = {(trial["variant"], tile): trial["time_us"] for trial in timed if (tile := tile_from_dict(trial["tile"]))}
-        if times:
-            found.append((problem_from_dict(row["problem"]), times))
+    for number, (row, _) in enumerate(read_lines(path), 1):
+        try:
+            if row["kind"] == "header" and row["environment"]["gpu"] != gpu:
+                raise ValueError(f"{path} was taken on {row['environment']['gpu']}, the table is of {gpu}")
+            if row["kind"] != "shape":
+                continue
+            timed = [trial for trial in row["trials"] if trial["status"] == "ok" and "time_us" in trial and trial["tile"]]
+            times = {(trial["variant"], tile): trial["time_us"] for trial in timed if (tile := tile_from_dict(trial["tile"]))}
+            if times:
+                found.append((problem_from_dict(row["problem"]), times))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"line {number} of {path} is no journal's: {error} is missing or of another kind") from None
     return found
 
 

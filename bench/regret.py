@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from heuristics import model
+from heuristics.atomic import replace_text
 from heuristics.choose import choose
-from heuristics.cost import Fitted
+from heuristics.coefficients import Fitted
 from heuristics.legality import Legality
 from heuristics.resources import ResourceTable
 from heuristics.schema import parse_tile
@@ -87,8 +88,18 @@ def read(path: Path) -> list[Timed]:
 
 
 def write(path: Path, timed: Iterable[Timed], environment: Mapping[str, Any]) -> None:
-    """Held-out times as a file: picks by number, a problem a line."""
+    """Held-out times as a file: picks by number, a problem a line.
+
+    Raises:
+        ValueError: a problem is more than sizes, a type and a layout (a batch, padding, an epilogue), or there is none.
+    """
     found = list(timed)
+    for item in found:
+        p = item.problem
+        if p != GemmProblem.of(p.m, p.n, p.k, p.dtype, p.layout):
+            raise ValueError(f"{p.describe()} is more than sizes, a type and a layout; the file has no room for the rest")
+    if not found:
+        raise ValueError("no problem was given")
     names = sorted({_text(pick) for item in found for pick in item.times})
     number = {name: index for index, name in enumerate(names)}
     rows = []
@@ -102,7 +113,7 @@ def write(path: Path, timed: Iterable[Timed], environment: Mapping[str, Any]) ->
         row["times"] = [[number[_text(pick)], _digits(us)] for pick, us in sorted(item.times.items(), key=lambda seen: seen[1])]
         rows.append(json.dumps(row, separators=(",", ":")))
     head = f'{{"environment": {json.dumps(dict(environment))},\n"picks": {json.dumps(names, indent=0)},\n"problems": [\n'
-    path.write_text(head + ",\n".join(rows) + "\n]}\n", encoding="utf-8")
+    replace_text(path, head + ",\n".join(rows) + "\n]}\n")
 
 
 def measure(
@@ -114,7 +125,7 @@ def measure(
 ) -> list[Regret]:
     """The model alone, the ladder with its tables, the model's best few measured, and, where a tuner ran, the row it wrote."""
     fitted = next((table.model for table in tables if table.model), None)
-    bare = [_model_only(table) for table in tables if table.model]
+    bare = [replace(table, entries=()) for table in tables if table.model]
     found = [
         _regret("model", timed, [_chosen(item.problem, arch, variants, bare, resources) for item in timed]),
         _regret("ladder", timed, [_chosen(item.problem, arch, variants, tables, resources) for item in timed]),
@@ -124,12 +135,6 @@ def measure(
     if tuned:
         found.append(_regret("tuned", tuned, [(*item.tuned, "exact") for item in tuned if item.tuned is not None]))
     return found
-
-
-def _model_only(table: HeuristicTable) -> HeuristicTable:
-    from dataclasses import replace
-
-    return replace(table, entries=())
 
 
 def _chosen(

@@ -112,11 +112,11 @@ _recent: dict[int, tuple[Fitted, Kernels]] = {}
 
 
 def in_force(fitted: Fitted | None) -> Kernels:
-    """The coefficients that a table's model section leaves in force: one object for as long as the mapping keeps its values."""
+    """The coefficients that a table's model section leaves in force: one object a mapping, which must not change any more."""
     if not fitted:
         return _BUILT_IN
     found = _recent.get(id(fitted))  # the mapping is kept alive beside its answer: its id is not given to another
-    if found is not None and found[1].fitted == fitted:
+    if found is not None:
         return found[1]
     made = Kernels(fitted)
     if len(_recent) >= _KEPT:
