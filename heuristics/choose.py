@@ -17,7 +17,7 @@ import numpy as np
 from heuristics import fixed, nearest
 from heuristics.cost import Scorer
 from heuristics.eligibility import Eligibility
-from heuristics.ladder import Call
+from heuristics.ladder import Choice
 from heuristics.model import best_first, legal, proposals
 from heuristics.pairs import PAIRS
 from heuristics.policy import (
@@ -67,46 +67,46 @@ def choose(
         ForcedVariantError: the variant or tile that the policy forces cannot serve.
         NoVariantError: nothing can.
     """
-    return _answer(Call(Eligibility(problem, arch, tuple(variants), resources, policy), tables))
+    return _answer(Choice(Eligibility(problem, arch, tuple(variants), resources, policy), tables))
 
 
-def _answer(call: Call) -> Selection:
+def _answer(choice: Choice) -> Selection:
     """The first rung that has one."""
-    if call.policy.variant is not None or call.policy.tile is not None:
-        return fixed.forced(call)
-    if call.may.empty:
-        return fixed.nothing_to_do(call)
-    if call.problem.batch_invariant:
-        return fixed.invariant(call)
+    if choice.policy.variant is not None or choice.policy.tile is not None:
+        return fixed.forced(choice)
+    if choice.problem.empty:
+        return fixed.nothing_to_do(choice)
+    if choice.problem.batch_invariant:
+        return fixed.invariant(choice)
     found = None
-    if call.problem.k > 0:
-        key = problem_key(call.problem)
-        found = _exact(call, key) or _borrowed(call, key) or _nearest(call, key)
-    return found or _modelled(call) or call.net()
+    if choice.problem.k > 0:
+        key = problem_key(choice.problem)
+        found = _exact(choice, key) or _borrowed(choice, key) or _nearest(choice, key)
+    return found or _modelled(choice) or choice.net()
 
 
-def _exact(call: Call, key: ProblemKey) -> Selection | None:
-    for table, entry in call.rows(key, call.own):
-        net = _faster_net(call, entry)
+def _exact(choice: Choice, key: ProblemKey) -> Selection | None:
+    for table, entry in choice.rows(key, choice.own):
+        net = _faster_net(choice, entry)
         if net is not None:
             reason = f"torch's own product was measured faster ({entry.torch_us:.4g} us against {entry.time_us:.4g} us)"
-            return call.selection(net, None, "exact", reason, table, 0.0, entry.torch_us, entry)
+            return choice.selection(net, None, "exact", reason, table, 0.0, entry.torch_us, entry)
         winner, *others = entry.measurements
-        refusal = call.may.row_fault(table, winner, winner=True)
+        refusal = choice.may.row_fault(table, winner, winner=True)
         if refusal is None:
-            return call.row(call.may.by_name[entry.variant], winner, "exact", _EXACT[entry.source], table, entry)
+            return choice.row(choice.may.by_name[entry.variant], winner, "exact", _EXACT[entry.source], table, entry)
         if refusal.rule in _WRONG_ROW:
             continue
-        call.notes.append(f"the winner of the row in {table.name}, {entry.variant}, may not serve: {refusal.sentence}")
+        choice.notes.append(f"the winner of the row in {table.name}, {entry.variant}, may not serve: {refusal.sentence}")
         for seen in others:
-            if call.may.row_fault(table, seen, winner=False) is None:
+            if choice.may.row_fault(table, seen, winner=False) is None:
                 reason = f"{_EXACT[entry.source]}, after {entry.variant}, which may not serve"
-                return call.row(call.may.by_name[seen.variant], seen, "exact", reason, table, entry)
+                return choice.row(choice.may.by_name[seen.variant], seen, "exact", reason, table, entry)
     return None
 
 
-def _borrowed(call: Call, key: ProblemKey) -> Selection | None:
-    rows = list(call.rows(key, call.foreign))
+def _borrowed(choice: Choice, key: ProblemKey) -> Selection | None:
+    rows = list(choice.rows(key, choice.foreign))
     if not rows:
         return None
     where = " and ".join(dict.fromkeys(table.where for table, _ in rows))
@@ -114,55 +114,55 @@ def _borrowed(call: Call, key: ProblemKey) -> Selection | None:
     return _reranked(call, nearest.borrowed(rows), "borrowed", reason)
 
 
-def _nearest(call: Call, key: ProblemKey) -> Selection | None:
-    rows = nearest.near(key, call.arch, call.own, call.foreign, call.fitted)
+def _nearest(choice: Choice, key: ProblemKey) -> Selection | None:
+    rows = nearest.near(key, choice.arch, choice.own, choice.foreign, choice.fitted)
     if not rows:
         return None
-    others = proposals(call.may, call.may.candidates())[0] if rows[0].far > nearest.CLOSE else ()
-    return _reranked(call, rows, "nearest", "the model's choice among the tiles of the nearest rows", others)
+    others = proposals(choice.may, choice.may.candidates())[0] if rows[0].far > nearest.CLOSE else ()
+    return _reranked(choice, rows, "nearest", "the model's choice among the tiles of the nearest rows", others)
 
 
-def _reranked(call: Call, rows: Sequence[nearest.Row], rung: Rung, reason: str, others: Sequence[int] = ()) -> Selection | None:
+def _reranked(choice: Choice, rows: Sequence[nearest.Row], rung: Rung, reason: str, others: Sequence[int] = ()) -> Selection | None:
     """The best of the rows' tiles on this problem, unless one of `others` is well before it.
 
     Legality is asked when a tile's turn comes.
     """
-    picks, corrections, elsewhere = nearest.weighed(rows, partial(_evidence, call))
+    picks, corrections, elsewhere = nearest.weighed(rows, partial(_evidence, choice))
     if not picks:
         return None
     numbers = [*picks, *others]
     factors = np.array([*corrections, *[math.inf if number in picks else elsewhere for number in others]])
-    for index in best_first(Scorer(call.problem, call.arch, call.fitted).costs(numbers).total * factors, numbers):
+    for index in best_first(Scorer(choice.problem, choice.arch, choice.fitted).costs(numbers).total * factors, numbers):
         name, tile = PAIRS.pairs[numbers[index]]
-        variant = call.may.by_name[name]
-        if call.may.refusal(variant, tile) is None:
+        variant = choice.may.by_name[name]
+        if choice.may.refusal(variant, tile) is None:
             if index >= len(picks):
                 reason = f"the model puts it well before the tiles of the nearest rows, {rows[0].far:.2g} octaves away"
-                return call.selection(variant, tile, "model", reason)
+                return choice.selection(variant, tile, "model", reason)
             row = picks[numbers[index]]
-            return call.selection(variant, tile, rung, reason, row.table, row.far, None, row.entry)
+            return choice.selection(variant, tile, rung, reason, row.table, row.far, None, row.entry)
     return None
 
 
-def _evidence(call: Call, table: HeuristicTable, seen: Measurement, winner: bool) -> bool:
+def _evidence(choice: Choice, table: HeuristicTable, seen: Measurement, winner: bool) -> bool:
     """Whether a measurement may propose its tile."""
-    variant = call.may.by_name.get(seen.variant)
-    if variant is not None and call.may.unasked(variant) is not None:
+    variant = choice.may.by_name.get(seen.variant)
+    if variant is not None and choice.may.unasked(variant) is not None:
         return False
-    return call.may.standing(table, seen, winner=winner) is None
+    return choice.may.standing(table, seen, winner=winner) is None
 
 
-def _faster_net(call: Call, entry: TableEntry) -> Variant | None:
+def _faster_net(choice: Choice, entry: TableEntry) -> Variant | None:
     """The net, where the caller wants the fastest and the row says that it is."""
-    net = call.may.by_name.get(NET)
-    if call.policy.prefer != "fastest" or net is None or entry.torch_us is None or entry.torch_us >= _FASTER * entry.time_us:
+    net = choice.may.by_name.get(NET)
+    if choice.policy.prefer != "fastest" or net is None or entry.torch_us is None or entry.torch_us >= _FASTER * entry.time_us:
         return None
-    return net if call.may.refusal(net, None) is None else None
+    return net if choice.may.refusal(net, None) is None else None
 
 
-def _modelled(call: Call) -> Selection | None:
-    for time_us, variant, tile in legal(call.may, call.may.candidates(), call.fitted):
-        return call.selection(variant, tile, "model", f"no row is near; the model puts it first, at {time_us:.4g} us")
+def _modelled(choice: Choice) -> Selection | None:
+    for time_us, variant, tile in legal(choice.may, choice.may.candidates(), choice.fitted):
+        return choice.selection(variant, tile, "model", f"no row is near; the model puts it first, at {time_us:.4g} us")
     return None
 
 

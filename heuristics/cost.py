@@ -60,7 +60,7 @@ class Scorer:
         self.problem, self.arch = problem, arch
         self._kernels = in_force(fitted)
         self._setting = setting(ProblemClass.of(problem), arch, self._kernels)
-        self._empty = min(problem.batch, problem.m, problem.n) <= 0
+        self._empty = problem.empty
 
     def costs(self, numbers: Sequence[int]) -> Costs:
         """The costs of candidates given by their numbers in `pairs`. An empty problem takes no time."""

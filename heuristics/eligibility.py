@@ -30,11 +30,6 @@ class Eligibility:
             if name not in self.by_name:
                 raise UnknownVariantError(name, self.by_name)
 
-    @property
-    def empty(self) -> bool:
-        """There is no result to compute."""
-        return min(self.problem.batch, self.problem.m, self.problem.n) <= 0
-
     def candidates(self) -> list[Variant]:
         """The variants that the model may propose."""
         return [variant for variant in self.variants if self.unasked(variant) is None and self._by_policy(variant) is None]
@@ -85,7 +80,7 @@ class Eligibility:
 
     def judge(self, fitted: Fitted | None) -> tuple[list[Candidate], list[Candidate]]:
         """Every candidate by the model, best first, and every variant that may not serve, with its reason."""
-        if self.empty:
+        if self.problem.empty:
             return [], []
         ranked = rank(self, self.candidates(), fitted)
         able = {candidate.variant for candidate in ranked}

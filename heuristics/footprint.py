@@ -42,16 +42,11 @@ class Footprint:
     occupancy: Occupancy
 
 
-def is_empty(problem: GemmProblem) -> bool:
-    """There is no result to compute."""
-    return min(problem.batch, problem.m, problem.n) <= 0
-
-
 def footprint(
     problem: GemmProblem, arch: Arch, variant: str, record: Variant | None, tile: TileConfig | None, resources: ResourceTable | None
 ) -> Footprint | None:
     """The footprint of a variant's tile; None where there is no tile or nothing to compute. `record` knows the recipe."""
-    if tile is None or is_empty(problem):
+    if tile is None or problem.empty:
         return None
     compiled = resources.find(problem, record, tile) if resources is not None and record is not None else None
     held = of_tile(problem, arch, variant, tile, compiled)

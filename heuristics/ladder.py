@@ -12,13 +12,13 @@ from heuristics.table import HeuristicTable, Measurement, ProblemKey, TableEntry
 from kernel_zoo.spec import TileConfig, Variant
 
 
-class Call:
+class Choice:
     """The conditions of one choice.
 
     Attributes:
         may: what the caller allows and what is legal.
         own, foreign: tables of this very device, and of others of its capability, in order of authority.
-        fitted: the model's coefficients, where an own table has them.
+        fitted: the model's coefficients, where a table has them, the device's own before one of another of its capability.
         notes: what explain should say beside the reason.
     """
 
@@ -27,7 +27,7 @@ class Call:
         related = sorted(((table.kinship(may.arch), table) for table in tables), key=lambda item: item[1].origin == "packaged")
         self.own = [table for kinship, table in related if kinship == "exact"]
         self.foreign = [table for kinship, table in related if kinship == "borrowed"]
-        self.fitted: Fitted | None = next((table.model for table in self.own if table.model), None)
+        self.fitted: Fitted | None = next((table.model for table in (*self.own, *self.foreign) if table.model), None)
         self.notes: list[str] = []
 
     def rows(self, key: ProblemKey, tables: Iterable[HeuristicTable]) -> Iterator[tuple[HeuristicTable, TableEntry]]:

@@ -23,7 +23,7 @@ _FIXED: Final = ("launch", "fill and store", "reduction")  # parts that do not g
 def because(selection: Selection) -> str:
     """Why the pick suits the problem on the device, in one sentence."""
     p, held = selection.problem, selection.footprint
-    if selection.empty:
+    if selection.problem.empty:
         return selection.reason
     if p.k == 0:
         return "nothing is multiplied (k is 0 or alpha is 0): only C, bias and activation are written"
@@ -144,7 +144,7 @@ def invariance(selection: Selection) -> str:
 def next_command(selection: Selection) -> tuple[str, str]:
     """What to type next, and what for. Nothing where there is nothing to compute."""
     p = selection.problem
-    if selection.empty:
+    if selection.problem.empty:
         return "", ""
     guessed = selection.rung in ("borrowed", "nearest", "model") or (
         selection.rung == "exact" and selection.entry is not None and selection.entry.source == "modelled"

@@ -104,11 +104,6 @@ class Selection:
         return record is not None and record.deterministic
 
     @property
-    def empty(self) -> bool:
-        """There is no result to compute."""
-        return min(self.problem.batch, self.problem.m, self.problem.n) <= 0
-
-    @property
     def resources(self) -> ResourceTable | None:
         """What compiled kernels need, where known."""
         return self.may.resources if self.may is not None else None

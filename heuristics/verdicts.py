@@ -198,7 +198,7 @@ def why(selection: Selection, name: str, tile: TileConfig | None = None) -> Verd
         raise UnknownVariantError(name, [variant.name for variant in selection.variants])
     if name == selection.variant and tile in (None, selection.tile):
         return Verdict(name, selection.tile, "pick", f"it is the pick; {selection.reason}", selection.estimate.time_us, 1.0)
-    if selection.empty:
+    if selection.problem.empty:
         return Verdict(name, tile, "passed over", f"nothing is computed: {selection.reason}")
     refusal = selection.refusal(record, tile)
     if refusal is not None:

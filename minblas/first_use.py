@@ -60,11 +60,19 @@ class FirstUse:
         """The selection, or, where the problem was tuned now, the one that the new row gives. Never raises for tuning's sake."""
         if not self._wanted(selection, device) or not self._busy.acquire(blocking=False):
             return selection
+        try:
+            tried = (selection.arch.name, problem_key(selection.problem)) in self._tried  # by a call that held the lock before
+            return again() if not tried and self._improved(selection, device) else selection
+        finally:
+            self._busy.release()
+
+    def _improved(self, selection: Selection, device: torch.device) -> bool:
+        """Tune as far as the budget goes, and account for it; whether there is a row now."""
         began, done = self._clock(), False
         try:
             count, left_s = self._affordable()
             if count < _LEAST_PICKS:
-                return selection
+                return False
             with settings.options(tune="never"), _undisturbed(device):
                 done = self._tune(selection, device, count, began + left_s)
         except Exception as error:  # out of memory, a compiler, a full disk: the call goes on
@@ -73,8 +81,7 @@ class FirstUse:
             seconds = self._clock() - began
             self.spent_s += seconds
             COUNTERS.add_tune(seconds, done=done)
-            self._busy.release()
-        return again() if done else selection
+        return done
 
     def _wanted(self, selection: Selection, device: torch.device) -> bool:
         problem, options = selection.problem, settings.current()
@@ -83,9 +90,9 @@ class FirstUse:
             return False
         if device.type not in self._kinds or options.on_cold != "compile" or options.sm_count is not None:
             return False
-        if problem.batch_invariant or min(problem.batch, problem.m, problem.n, problem.k) <= 0:
+        if problem.batch_invariant or problem.empty or problem.k <= 0:
             return False
-        return (selection.arch.name, problem_key(problem)) not in self._tried and not _capturing(device)
+        return not _capturing(device)
 
     def _affordable(self) -> tuple[int, float]:
         """Candidates that what is left of the budget pays for, and the seconds that are left."""

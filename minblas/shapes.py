@@ -67,7 +67,7 @@ def unique(problems: Iterable[GemmProblem]) -> list[GemmProblem]:
     """
     found: dict[Any, GemmProblem] = {}
     for problem in problems:
-        if min(problem.batch, problem.m, problem.n, problem.k) > 0:
+        if problem.k > 0 and not problem.empty:
             key = problem_key(problem)
             if key not in found or (found[key].deterministic and not problem.deterministic):
                 found[key] = problem

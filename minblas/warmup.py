@@ -144,7 +144,7 @@ def _walked(line: Line, arch: Arch, failures: list[str]) -> Walk[Need]:
 
 def _need(problem: GemmProblem, arch: Arch, failures: list[str]) -> Need:
     """What serves a problem. Empty products need nothing."""
-    if min(problem.batch, problem.m, problem.n) <= 0:
+    if problem.empty:
         return Need()
     try:
         selection = dispatch.select(problem, arch)

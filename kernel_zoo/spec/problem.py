@@ -184,6 +184,11 @@ class GemmProblem:
         return self.a.layout + self.b.layout
 
     @property
+    def empty(self) -> bool:
+        """There is no result to compute. K of 0 is another matter: it leaves the epilogue."""
+        return self.m <= 0 or self.n <= 0 or self.batch <= 0
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of the product."""
         return 2 * self.batch * self.m * self.n * self.k

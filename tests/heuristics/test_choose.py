@@ -228,9 +228,9 @@ def test_near_rows_are_reranked_on_the_real_problem_and_by_how_the_model_erred_o
 
 
 def test_a_borrowed_row_nearby_is_used_where_the_device_has_none():
-    found = pick(NEARBY, tables=(table(entry(tile=LARGE), environment=H100_ENVIRONMENT, name="h100"),))
+    found = pick(NEARBY, tables=(table(entry(tile=SMALL), environment=H100_ENVIRONMENT, name="h100"),))
     assert (found.rung, found.table) == ("nearest", "h100")
-    assert found.distance == pytest.approx(0.353, abs=0.001)  # a quarter of an octave for being another device's
+    assert found.distance == pytest.approx(0.340, abs=0.001)  # a quarter of an octave for being another device's
 
 
 def test_near_rows_that_may_not_serve_leave_the_model():

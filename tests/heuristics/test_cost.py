@@ -11,7 +11,7 @@ from heuristics import coefficients
 from heuristics.archs import ARCHS
 from heuristics.coefficients import COEFFICIENTS, in_force
 from heuristics.cost import Scorer, Sizes, costs, times_us
-from heuristics.pairs import PAIRS, Pairs
+from heuristics.pairs import PAIRS, Pairs, corrected_as
 from heuristics.schema import parse_tile
 from heuristics.tile_cost import ProblemClass, setting
 from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
@@ -87,13 +87,32 @@ def test_a_problem_per_candidate_costs_what_each_costs_alone():
     assert costs(here, rows, sizes, lambda: library).total.tolist() == pytest.approx(alone, rel=1e-12)
 
 
-def test_a_changed_mapping_is_not_answered_from_memory():
+def test_a_mapping_is_read_once_and_another_is_another():
     given, fitted = GemmProblem.of(64, 64, 64), {"tma": {"launch": 5.0}}
     before = times_us(given, H200, PICKS[:1], fitted)[0]
-    assert times_us(given, H200, PICKS[:1], fitted)[0] == before
     assert in_force(fitted) is in_force(fitted)
-    fitted["tma"]["launch"] = 7.0
-    assert times_us(given, H200, PICKS[:1], fitted)[0] == pytest.approx(before + 2.0)
+    assert times_us(given, H200, PICKS[:1], {"tma": {"launch": 7.0}})[0] == pytest.approx(before + 2.0)
+
+
+def test_a_tile_is_corrected_in_its_own_loop_only():
+    given = GemmProblem.of(64, 64, 64)
+    before = times_us(given, H200, PICKS[:1])[0]
+    name, tile = PICKS[0]
+    text = corrected_as(tile)
+    assert times_us(given, H200, PICKS[:1], {f"{name} {text}": {"work": 1.0, "total": 1.5}})[0] == pytest.approx(1.5 * before)
+    assert times_us(given, H200, PICKS[:1], {f"another {text}": {"work": 1.0, "total": 1.5}})[0] == before
+
+
+def test_lines_of_an_odd_pitch_cost_traffic():
+    even, odd = (GemmProblem.of(4096, n, 4096, "bf16", "nn") for n in (4096, 4104))
+    assert odd.b.leading * 2 % 32 == 16
+    assert times_us(odd, H200, PICKS[:1])[0] > 1.05 * times_us(even, H200, PICKS[:1])[0]
+
+
+def test_a_ragged_k_costs_a_pointer_loop_a_tail():
+    tile = TileConfig(64, 64, 64, num_stages=4)
+    whole, tail = (times_us(GemmProblem.of(512, 512, k, "bf16", "nt"), H200, [("tiled", tile)])[0] for k in (512, 520))
+    assert tail > whole + 0.4
 
 
 def test_what_is_remembered_of_mappings_is_bounded():

@@ -23,8 +23,10 @@ def hopper(request):
     return table
 
 
-def test_there_are_data_for_every_capability_on_every_gated_version():
-    assert set(resources.listed()) >= {(cc, triton) for cc in CAPABILITIES for triton in GATED}
+def test_there_are_data_where_kernels_were_tuned():
+    """Elsewhere the formulas decide; `minblas resources verify` lists what is missing."""
+    assert set(resources.listed()) >= {(90, triton) for triton in GATED}
+    assert {cc for cc, _ in resources.listed()} <= set(CAPABILITIES)
 
 
 def test_files_are_as_they_would_be_written_and_small():
@@ -74,7 +76,7 @@ def test_no_packaged_row_is_refused(triton):
             if refusal is not None:
                 refused.append(f"{name}: {entry.key.describe()}: {seen.variant} {seen.tile.describe()}: {refusal.sentence}")
             key = f"{variant.name} {binary_class(problem)} {tile_key(problem, seen.tile)}"
-            if key not in data.records:
+            if key not in data.records and arch.cc == 90:  # modelled rows are gated with their table where data are missing
                 unknown.append(key)
     assert refused == []
     assert sorted(set(unknown)) == []
