@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench import explain_cli, fit_cli, resources_cli, table_cli, tune_cli, warmup_cli
+from bench import explain_cli, fit_cli, resources_cli, table_cli, terminal, tune_cli, warmup_cli
 from bench.terminal import ArchName, AsJson, console, plain_warnings, print_json, told
 
 if TYPE_CHECKING:
-    import torch
-
     from kernel_zoo.spec import Arch
 
 # Heavy imports are made by the command that needs them, so that `minblas explain` starts without torch.
@@ -37,21 +35,6 @@ def arch_named(name: str | None) -> Arch:
     from heuristics.archs import get_arch
 
     return get_arch(name or "h200")
-
-
-def has_gpu() -> bool:
-    """torch is installed and sees a CUDA device."""
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch.cuda.is_available()
-
-
-def _cuda() -> torch.device:
-    import torch
-
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 @app.command()
@@ -90,7 +73,11 @@ def bench(
             plots=plots,
             as_json=as_json,
         )
-        done = run.on_gpu(request, console(), _cuda()) if has_gpu() else run.on_cpu(request, arch_named(arch), console())
+        done = (
+            run.on_gpu(request, console(), terminal.gpu())
+            if terminal.has_gpu()
+            else run.on_cpu(request, arch_named(arch), console())
+        )
     if as_json:
         print_json(done.as_dict())
     raise typer.Exit(1 if done.faulty else 0)

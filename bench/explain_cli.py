@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.terminal import ArchName, AsJson, Size, console, print_json, told
+from bench.terminal import ArchName, AsJson, Size, arch_here, console, print_json, told
 
 if TYPE_CHECKING:
     from heuristics.selection import Selection
@@ -49,14 +49,13 @@ def explain(
     given: dict[str, Any] = {"dtype": dtype, "layout": layout, "out_dtype": out_dtype, "activation": activation}
     given |= {"precision": precision, "variant": variant, "deterministic": deterministic or None}
     given = {name: value for name, value in given.items() if value is not None}
-    options = {"exclude": frozenset(exclude or ()) | minblas.options.get().exclude, **({"sm_count": sm_count} if sm_count else {})}
-    with told(), minblas.options(**options):
+    with told(), minblas.options(**_options(exclude, sm_count)):
         asked = parse_tile(tile) if tile is not None else None
         if why is None and asked is not None:
             given["tile"] = asked
         # fmt: off
         selection = minblas.explain(
-            m, n, k, arch=arch if arch is not None else _here(), batch=batch, alpha=alpha, beta=beta, bias=bias,
+            m, n, k, arch=arch if arch is not None else arch_here(), batch=batch, alpha=alpha, beta=beta, bias=bias,
             batch_invariant=batch_invariant or None, **given,
         )
         # fmt: on
@@ -70,6 +69,14 @@ def explain(
         console().print(shown)
 
 
+def _options(exclude: list[str] | None, sm_count: int | None) -> dict[str, Any]:
+    """What is asked for, beside what the environment excludes."""
+    import minblas
+
+    excluded = frozenset(exclude or ()) | minblas.options.get().exclude
+    return {"exclude": excluded, **({"sm_count": sm_count} if sm_count else {})}
+
+
 def _why(selection: Selection, name: str, tile: Any, as_json: bool) -> None:
     """Answer for one variant."""
     from minblas import dispatch
@@ -80,16 +87,3 @@ def _why(selection: Selection, name: str, tile: Any, as_json: bool) -> None:
     else:
         picked = f"{selection.variant} {selection.tile.describe() if selection.tile else ''}".rstrip()
         typer.echo(f"{verdict}\nthe pick is {picked} ({selection.rung})")
-
-
-def _here() -> Any:
-    """The GPU that is here as a device to choose for; None where there is none."""
-    from bench import cli
-
-    if not cli.has_gpu():
-        return None
-    import torch
-
-    from minblas.device import arch_of
-
-    return arch_of(torch.device("cuda", torch.cuda.current_device()))

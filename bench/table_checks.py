@@ -10,7 +10,7 @@ from typing import Any
 
 from bench import tables
 from heuristics import archs, pruning, resources, store
-from heuristics.compare import listed_device
+from heuristics.compare import listed_device, unlisted
 from heuristics.generate import BORROWERS, Binaries, generate_table, kind
 from heuristics.pruning import Dropped, Wanted
 from heuristics.resources import public_version
@@ -18,12 +18,16 @@ from heuristics.table import HeuristicTable, ProblemKey, problem_key, problem_of
 from kernel_zoo.spec import Arch, Variant
 
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
+_UNLISTED = "unlisted"
 _GATE_ROUNDS = 10  # a row that fails the gate gets the model's next choice, which is gated in turn
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something wrong with a table, one of its rows (by key), or a row of the file that is not in it."""
+class Checked:
+    """Something wrong with a table, one of its rows (by key), or a row of the file that is not in it.
+
+    "unlisted" is no fault of the table's: it was not checked, for nobody knows its device's limits here.
+    """
 
     table: str
     kind: str
@@ -37,12 +41,24 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a verification found. Modelled rows are no fault; they are counted so that nobody takes them for measured ones."""
+    """What a verification found. Modelled rows are no fault; they are counted so that nobody takes them for measured ones.
+
+    `tables` are those that could be read, unlisted ones too.
+    """
 
     tables: tuple[dict[str, Any], ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Checked, ...]
     compiled: int
     triton: str
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is wrong, as far as it could be checked."""
+        return not self._faults
+
+    @property
+    def _faults(self) -> int:
+        return sum(finding.kind != _UNLISTED for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -60,31 +76,39 @@ class Report:
         ]
         rows = sum(table["rows"] for table in self.tables)
         compiled = f", {self.compiled} compiled with triton {self.triton}" if self.triton else ""
-        return "\n".join([*lines, f"{len(self.tables)} tables, {rows} rows{compiled}, {len(self.findings)} findings"])
+        unchecked = len(self.findings) - self._faults
+        left = f", {unchecked} tables not checked" if unchecked else ""
+        return "\n".join([*lines, f"{len(self.tables)} tables, {rows} rows{compiled}, {self._faults} findings{left}"])
 
 
 def check(names: Sequence[str], variants: Sequence[Variant], compile_rows: bool, workers: int | None) -> Report:
     """Verify tables by path or device; see `tables.look` for the names.
 
     Raises:
-        ValueError: a name stands for nothing, or a table's device is not listed.
+        ValueError: a name stands for nothing.
     """
-    findings: list[Finding] = []
+    findings: list[Checked] = []
     found: list[HeuristicTable] = []
+    checked: list[HeuristicTable] = []
     for item in tables.look(names):
         if item.table is None:
-            findings.append(Finding(str(item.path), "unreadable", "", item.error))
+            findings.append(Checked(str(item.path), "unreadable", "", item.error))
             continue
         name = item.table.name
         found.append(item.table)
-        findings += [Finding(name, remark.cause, "", f"{remark}; {remark.remedy}") for remark in item.remarks]
+        findings += [Checked(name, remark.cause, "", f"{remark}; {remark.remedy}") for remark in item.remarks]
+        device = tables.device_of(item.table)
+        if device is None:
+            findings.append(Checked(name, _UNLISTED, "", unlisted(item.table)))
+            continue
+        checked.append(item.table)
         findings += [
-            Finding(name, fault.kind, fault.key.describe(), fault.message)
-            for fault in store.verify(item.table, variants, resources=tables.needs(item.table))
+            Checked(name, fault.kind, fault.key.describe(), fault.message)
+            for fault in store.verify(item.table, variants, device, tables.needs(item.table))
         ]
-    gated = tables.gate_tables(found, variants, workers) if compile_rows else []
+    gated = tables.gate_tables(checked, variants, workers) if compile_rows else []
     findings += [
-        Finding(result.row.label, "gate", problem_key(result.row.problem).describe(), f"{result.row.describe()}: {fault}")
+        Checked(result.row.label, "gate", problem_key(result.row.problem).describe(), f"{result.row.describe()}: {fault}")
         for result in gated
         for fault in result.faults
     ]
@@ -102,7 +126,10 @@ def check(names: Sequence[str], variants: Sequence[Variant], compile_rows: bool,
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was dropped from a file, and where the old one is kept ("" for a dry run, or where nothing went)."""
+    """What was dropped from a file, and where the old one is kept ("" for a dry run, or where nothing went).
+
+    `unlisted` says why nothing was looked at, where its device's limits are not known.
+    """
 
     path: str
     rows: int
@@ -110,13 +137,17 @@ class Pruned:
     invalid: int
     kept: str
     dry_run: bool
+    unlisted: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         head = {"path": self.path, "rows": self.rows, "invalid": self.invalid, "kept": self.kept, "dry_run": self.dry_run}
+        head |= {"unlisted": self.unlisted}
         return {**head, "dropped": [drop.as_dict() for drop in self.dropped]}
 
     def __str__(self) -> str:
+        if self.unlisted:
+            return f"{self.path}: {_UNLISTED}: {self.unlisted}; {self.rows} rows are left"
         verb = "would drop" if self.dry_run else "dropped"
         rows = sum(drop.what == "row" for drop in self.dropped)
         parts = len(self.dropped) - rows
@@ -140,6 +171,9 @@ def prune(name: str, variants: Sequence[Variant], wanted: Wanted, compile_rows: 
     if not path.exists():
         raise ValueError(f"you have no table of {name}: there is no file {path}")
     table, remarks = store.read(path)
+    device = tables.device_of(table)
+    if device is None:
+        return Pruned(str(path), len(table.entries), (), 0, "", dry_run, unlisted(table))
     if compile_rows:
         wanted = replace(wanted, gate=_refused(table, variants, workers))
     needs = tables.needs(table)
@@ -147,7 +181,7 @@ def prune(name: str, variants: Sequence[Variant], wanted: Wanted, compile_rows: 
         others = [other for other in tables.find([table.environment.device]) if other.name != table.name]
     except ValueError:
         others = []
-    left, dropped = pruning.prune(table, variants, wanted, resources=needs, others=others)
+    left, dropped = pruning.prune(table, variants, wanted, device, needs, others)
     invalid = sum(remark.cause == "invalid" for remark in remarks)
     changed = bool(dropped or remarks)
     kept = str(store.rewrite(left, path, table)) if changed and not dry_run else ""

@@ -93,7 +93,7 @@ def verify(names: Names = None, compile_rows: Compile = False, workers: Workers 
         print_json(report.as_dict())
     else:
         typer.echo(str(report))
-    raise typer.Exit(1 if report.findings else 0)
+    raise typer.Exit(0 if report.sound else 1)
 
 
 @app.command()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench import terminal
 from heuristics import archs, resources, store
-from heuristics.compare import listed_device
 from heuristics.generate import BORROWERS
 from heuristics.resources import ResourceTable
 from heuristics.table import HeuristicTable, problem_of
@@ -134,14 +134,27 @@ def needs(table: HeuristicTable) -> list[ResourceTable]:
     return [data] if data is not None else []
 
 
+def device_of(table: HeuristicTable) -> Arch | None:
+    """The device whose limits a table's rows are held against: the listed one, or the GPU that is here where it is that one."""
+    listed = archs.ARCHS.get(table.environment.device)
+    if listed is not None:
+        return listed
+    here = terminal.arch_here()
+    return here if here is not None and table.kinship(here) == "exact" else None
+
+
 def gate_tables(tables: Iterable[HeuristicTable], variants: Sequence[Variant], workers: int | None = None) -> list[GateResult]:
-    """Compile the winner of every row for the table's device with the triton installed, and read the machine code."""
+    """Compile the winner of every row for the table's device with the triton installed, and read the machine code.
+
+    A table whose device nobody knows has no rows here; see `device_of`.
+    """
     from kernel_zoo.gate import GateRow, gate
 
     by_name = {variant.name: variant for variant in variants}
     rows = [
-        GateRow(by_name[entry.variant], problem_of(entry.key), entry.tile, listed_device(table), table.name)
+        GateRow(by_name[entry.variant], problem_of(entry.key), entry.tile, device, table.name)
         for table in tables
+        if (device := device_of(table)) is not None
         for entry in table.entries
         if entry.tile is not None and entry.variant in by_name
     ]

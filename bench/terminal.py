@@ -1,4 +1,4 @@
-"""What every command says the same way: tables, JSON, and errors as one line."""
+"""What every command says the same way (tables, JSON, and errors as one line), and the GPU that it may find."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import typer
 from minblas.errors import MinblasError
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
+
+    from kernel_zoo.spec import Arch
 
 Size = Annotated[int, typer.Argument(min=0)]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16, fp32, tf32, fp64, int8, fp8e4m3, ...")]
@@ -57,6 +60,31 @@ def plain_warnings() -> None:
             before(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
+
+
+def has_gpu() -> bool:
+    """torch is installed and sees a CUDA device."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def gpu() -> torch.device:
+    """The current GPU, where there is one."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def arch_here() -> Arch | None:
+    """The current GPU as a device to choose for; None where there is none."""
+    if not has_gpu():
+        return None
+    from minblas.device import arch_of
+
+    return arch_of(gpu())
 
 
 def console() -> Console:

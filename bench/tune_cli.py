@@ -52,16 +52,12 @@ def tune(
     Ctrl-C ends it with what was done in the table and the journal; --resume with that journal goes on.
     """
     import minblas
-    from minblas.tune import TuneInterrupted, new_journal
+    from minblas.tune import TuneInterrupted
 
-    progress = not (quiet or as_json)
     with told():
         problems = [*_sizes(sizes, m, batch), *_of_suites(suite, dtype, limit), *_recorded(recorded)]
         if not problems:
             raise ValueError("nothing to tune; needed: sizes (M N K), --suite NAME or --recorded FILE")
-        resume = resume or new_journal()
-        if progress:
-            typer.echo(f"journal: {resume} (should this be killed, --resume with it goes on)", err=True)
         try:
             report = minblas.tune(
                 problems,
@@ -73,7 +69,7 @@ def tune(
                 top_k=top_k,
                 resume=resume,
                 table=table,
-                progress=progress,
+                progress=not (quiet or as_json),
                 include_aten=aten,
                 verify_only=verify_only,
                 workers=workers,

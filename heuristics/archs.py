@@ -81,6 +81,18 @@ def device_name(gpu_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", bare.lower()).strip("-")
 
 
+def names() -> tuple[str, ...]:
+    """What `get_arch` knows: the devices, then the capabilities."""
+    return (*ARCHS, *_by_capability())
+
+
+def _by_capability() -> dict[str, Arch]:
+    found: dict[str, Arch] = {}
+    for arch in ARCHS.values():
+        found.setdefault(f"sm_{arch.cc}", arch)
+    return found
+
+
 def get_arch(name: str) -> Arch:
     """The device of that name ("h200"), or the one that stands for a capability ("sm_90").
 
@@ -90,12 +102,10 @@ def get_arch(name: str) -> Arch:
     wanted = name.strip().lower()
     if wanted in ARCHS:
         return ARCHS[wanted]
-    by_capability: dict[str, Arch] = {}
-    for arch in ARCHS.values():
-        by_capability.setdefault(f"sm_{arch.cc}", arch)
+    by_capability = _by_capability()
     if wanted in by_capability:
         return by_capability[wanted]
-    known = [*ARCHS, *by_capability]
+    known = names()
     near = difflib.get_close_matches(wanted, known, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ValueError(f"device {name!r} is not known; {hint}known: {', '.join(known)}")

@@ -111,7 +111,7 @@ def _borrowed(choice: Choice, key: ProblemKey) -> Selection | None:
         return None
     where = " and ".join(dict.fromkeys(table.where for table, _ in rows))
     reason = f"the model's choice among what was fastest on this problem on {where}"
-    return _reranked(call, nearest.borrowed(rows), "borrowed", reason)
+    return _reranked(choice, nearest.borrowed(rows), "borrowed", reason)
 
 
 def _nearest(choice: Choice, key: ProblemKey) -> Selection | None:
@@ -132,7 +132,7 @@ def _reranked(choice: Choice, rows: Sequence[nearest.Row], rung: Rung, reason: s
         return None
     numbers = [*picks, *others]
     factors = np.array([*corrections, *[math.inf if number in picks else elsewhere for number in others]])
-    for index in best_first(Scorer(choice.problem, choice.arch, choice.fitted).costs(numbers).total * factors, numbers):
+    for index in best_first(Scorer(choice.problem, choice.arch, choice.fitted).totals(numbers) * factors, numbers):
         name, tile = PAIRS.pairs[numbers[index]]
         variant = choice.may.by_name[name]
         if choice.may.refusal(variant, tile) is None:

@@ -129,9 +129,14 @@ def listed_device(table: HeuristicTable) -> Arch:
     """
     device = ARCHS.get(table.environment.device)
     if device is None:
-        given = f"{table.name} is of {table.environment.gpu_name}, whose limits are not listed"
-        raise ValueError(f"{given}: its rows cannot be checked; listed: {', '.join(ARCHS)}")
+        raise ValueError(f"{table.name}: {unlisted(table)}")
     return device
+
+
+def unlisted(table: HeuristicTable) -> str:
+    """Why the rows of a table cannot be checked, where its device is not listed."""
+    gpu = table.environment.gpu_name
+    return f"it is of {gpu}, whose limits are not listed: its rows can be checked on that GPU only; listed: {', '.join(ARCHS)}"
 
 
 def faults(

@@ -9,16 +9,16 @@ whatever the sizes is in `tile_cost`; here is how many of them the sizes make, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from heuristics.coefficients import PLAIN, Fitted, in_force
+from heuristics.coefficients import Fitted, in_force
 from heuristics.pairs import OPAQUE, PAIRS, TILED, VECTOR, Array, Flags, Rows
 from heuristics.roof import NET_LAUNCH_US, library_us
-from heuristics.tile_cost import ProblemClass, Setting, TileCosts, join, loop, sector_waste, setting
-from kernel_zoo.spec import VECTOR_BYTES, Arch, Estimate, GemmProblem, TileConfig
+from heuristics.tile_cost import ProblemClass, Setting, StreamCosts, TileCosts, join, setting
+from kernel_zoo.spec import Arch, Estimate, GemmProblem, Operand, TileConfig
 
 Size = Any  # a number, or an array of one per candidate
 
@@ -28,18 +28,29 @@ _PARTS: Final = ("main loop", "fill and store", "device memory", "reduction")
 
 
 class Sizes(NamedTuple):
-    """The sizes of a problem, or of one problem per candidate, and the bytes moved if each operand is read or written once."""
+    """The sizes of a problem, or of one problem per candidate; what moves if each operand is read or written once; the pitches.
+
+    Pitches are those of A's and B's lines, as `pitch` numbers them.
+    """
 
     batch: Size
     m: Size
     n: Size
     k: Size
     least_bytes: Size
+    pitch_a: Size
+    pitch_b: Size
 
     @classmethod
     def of(cls, problem: GemmProblem) -> Sizes:
         """A problem's."""
-        return cls(problem.batch, problem.m, problem.n, problem.k, float(problem.least_bytes))
+        return cls(problem.batch, problem.m, problem.n, problem.k, float(problem.least_bytes), pitch(problem.a), pitch(problem.b))
+
+
+def pitch(operand: Operand) -> int:
+    """What the distance between an operand's lines is a multiple of: 0 is 128 bytes, 1 is 64, 2 is 32, 3 is 16, 4 is less."""
+    distance = operand.leading * operand.itemsize
+    return next((number for number, size in enumerate((128, 64, 32, 16)) if distance % size == 0), 4)
 
 
 class Costs(NamedTuple):
@@ -69,9 +80,16 @@ class Scorer:
             return Costs(*np.zeros((len(Costs._fields), len(rows))))
         return costs(self._setting, rows, Sizes.of(self.problem), lambda: library_us(self.problem, self.arch))
 
+    def totals(self, numbers: Sequence[int]) -> Array:
+        """The same without what they are made of."""
+        rows = np.array(numbers, np.intp)
+        if self.problem.empty or not numbers:
+            return np.zeros(len(rows))
+        return totals(self._setting, rows, Sizes.of(self.problem), lambda: library_us(self.problem, self.arch))
+
     def times(self, picks: Sequence[tuple[str, TileConfig | None]]) -> Array:
         """The estimates alone, in microseconds."""
-        return self.costs([PAIRS.numbers(variant, (tile,))[0] for variant, tile in picks]).total
+        return self.totals([PAIRS.numbers(variant, (tile,))[0] for variant, tile in picks])
 
     def time_us(self, variant: str, tile: TileConfig | None) -> float:
         """One estimate alone."""
@@ -108,23 +126,56 @@ def costs(setting: Setting, rows: Rows, sizes: Sizes, library: Callable[[], Size
 
     `library` gives a library's own times for such products; it is asked where a pair has no tile.
     """
+    found = np.empty((len(Costs._fields), len(rows)))
+    for where, part in _by_kind(setting, rows, sizes, library):
+        found[:, where] = np.stack(part)
+    return Costs(*found)
+
+
+@np.errstate(all="ignore")
+def totals(setting: Setting, rows: Rows, sizes: Sizes, library: Callable[[], Size]) -> Array:
+    """`costs(...).total`, which is all that a choice needs."""
+    found = np.empty(len(rows))
+    for where, part in _by_kind(setting, rows, sizes, library):
+        found[where] = part.total
+    return found
+
+
+def _by_kind(setting: Setting, rows: Rows, sizes: Sizes, library: Callable[[], Size]) -> Iterator[tuple[Any, Costs]]:
+    """The candidates of each kind, and their costs."""
     kinds = PAIRS.kinds(rows)
     if not kinds.any():
-        return _tiles(setting, setting.costs(rows), sizes)
-    found = np.zeros((len(Costs._fields), len(rows)))
-    tiles, vectors, opaque = ((kinds == kind).nonzero()[0] for kind in (TILED, VECTOR, OPAQUE))
-    if len(tiles):
-        found[:, tiles] = _tiles(setting, setting.costs(rows[tiles]), _at(sizes, tiles))
-    if len(vectors):
-        found[:, vectors] = _gemv(setting, rows[vectors], _at(sizes, vectors))
-    if len(opaque):
-        product = _part(library(), opaque)
-        found[0, opaque], found[1, opaque] = NET_LAUNCH_US + product, product
+        yield slice(None), _tiles_of(setting, rows, sizes)
+        return
+    for kind, cost in ((TILED, _tiles_of), (VECTOR, _vectors_of)):
+        where = (kinds == kind).nonzero()[0]
+        if len(where):
+            yield where, cost(setting, rows[where], _at(sizes, where))
+    where = (kinds == OPAQUE).nonzero()[0]
+    if len(where):
+        product, none = _part(library(), where), np.zeros(len(where))
+        yield where, Costs(NET_LAUNCH_US + product + none, product + none, none, none, none)
+
+
+def _tiles_of(setting: Setting, rows: Rows, sizes: Sizes) -> Costs:
+    return _tiles(setting, setting.costs(rows), sizes)
+
+
+def _vectors_of(setting: Setting, rows: Rows, sizes: Sizes) -> Costs:
+    """A gemv streams B where M is the narrow side, else A: candidates of one problem agree in that."""
+    narrow_m = np.less_equal(sizes.m, sizes.n)
+    if not isinstance(sizes.m, np.ndarray):
+        return _gemv(setting, setting.streams(bool(narrow_m), rows), sizes, bool(narrow_m))
+    found = np.empty((len(Costs._fields), len(rows)))
+    for side in (True, False):
+        where = (narrow_m == side).nonzero()[0]
+        if len(where):
+            found[:, where] = np.stack(_gemv(setting, setting.streams(side, rows[where]), _at(sizes, where), side))
     return Costs(*found)
 
 
 def _at(sizes: Sizes, where: Rows) -> Sizes:
-    return Sizes(*(_part(size, where) for size in sizes))
+    return Sizes(*(size[where] for size in sizes)) if isinstance(sizes.m, np.ndarray) else sizes
 
 
 def _part(size: Size, where: Rows) -> Size:
@@ -143,11 +194,12 @@ def _tiles(s: Setting, t: TileCosts, sizes: Sizes) -> Costs:
 
     single = together == 1
     port = np.where(single, t.alone, t.shared)
-    moved = np.maximum(t.traffic / np.minimum(t.together / busy, port), t.issue)
+    traffic = t.traffic_a * _more(s, sizes.pitch_a) + t.traffic_b * _more(s, sizes.pitch_b)
+    moved = np.maximum(traffic / np.minimum(t.together / busy, port), t.issue)
     joined = (t.work + moved**t.overlap) ** t.inverse
     step = np.maximum(t.wait / together, joined + t.step / together)
 
-    ends = (t.ends + t.tail * (sizes.k % t.block_k > 0)) * (
+    ends = (t.ends + traffic / t.alone + t.tail * (sizes.k % t.block_k > 0)) * (
         1 + (np.ceil(per_sm / together) - 1) * np.where(single, t.later, t.hidden)
     )
     main = per_sm * steps * step
@@ -155,6 +207,11 @@ def _tiles(s: Setting, t: TileCosts, sizes: Sizes) -> Costs:
     reduction = _reduction_us(s, sizes, t.split_k, t.reduce, t.memory, t.partial)
     total = (t.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
     return Costs(total, main, ends, memory, reduction)
+
+
+def _more(s: Setting, number: Size) -> Size:
+    """By how much a pitch, given by its number, multiplies the traffic of the lines."""
+    return s.more[number.astype(np.intp)] if isinstance(number, np.ndarray) else s.more[number]
 
 
 def _memory_bytes(s: Setting, t: TileCosts, sizes: Sizes, tiles_m: Array, tiles_n: Array, wave: Array) -> Size:
@@ -201,47 +258,24 @@ def _reduction_us(s: Setting, sizes: Sizes, split_k: Array, launch: Size, memory
     return np.where(split_k > 1, launch + 0.02 * split_k + partial / (fast * reach) + result, 0.0)
 
 
-def _gemv(s: Setting, rows: Rows, sizes: Sizes) -> Costs:
+def _gemv(s: Setting, t: StreamCosts, sizes: Sizes, narrow_m: bool) -> Costs:
     """CUDA cores over a stream of the larger matrix; what the resident programs hold in registers is what is in flight."""
-    t, c, arch = PAIRS.take(rows), s.kernels[loop(s.kind, "gemv", tma=False, resident=False)], s.arch
-    batch, m, n, k, least_bytes = sizes
-    first = np.less_equal(m, n)
-    narrow, wide = np.minimum(m, n), np.maximum(m, n)
-    along_k = np.where(first, s.kind.layouts[1] == "t", s.kind.layouts[0] == "n")
-    threads, block = 32 * t.warps, t.block_n * t.block_k
-    programs = np.ceil(wide / t.block_n) * batch * t.split_k
-    steps = np.ceil(k / (t.block_k * t.split_k))
+    c, arch = s.vector, s.arch
+    narrow, wide = (sizes.m, sizes.n) if narrow_m else (sizes.n, sizes.m)
+    programs = np.ceil(wide / t.block_n) * (sizes.batch * t.split_k)
     per_sm = np.ceil(programs / arch.sm_count)
-    registers = threads * np.minimum(255, block // threads * (narrow + 1) + 40)
-    held = np.minimum(arch.threads_per_sm // threads, arch.registers_per_sm // registers)
-    together = np.minimum(per_sm, np.maximum(1, np.minimum(32, held)))
+    registers = t.threads * np.minimum(255, t.each * (narrow + 1) + 40)
+    together = np.minimum(per_sm, np.maximum(1, np.minimum(t.held, arch.registers_per_sm // registers)))
 
-    align = np.minimum(np.where(first, s.kind.aligns[1], s.kind.aligns[0]), VECTOR_BYTES)
-    waste = sector_waste(np.where(along_k, t.block_k, t.block_n) * s.item) * (VECTOR_BYTES / align) ** 0.5
-    work, factor = _gemv_factors(s, rows, along_k)
-    pitch = np.where(first, s.more(1), s.more(0))
-    compute = work * 2 * narrow * block / (arch.tflops["fp32"] * 1e6 / arch.sm_count * c.compute)
-    moved = block * s.item * waste * pitch / (s.port * c.l2 * arch.sm_count / np.minimum(programs, arch.sm_count))
-    step = np.maximum(np.maximum(compute, moved), (c.latency + c.step) / together)
-    tree = 0.05 + 0.01 * narrow * t.block_n * np.where(along_k, t.warps, 1)
-    ends = (c.fill + c.store + tree) * (1 + 0.3 * (np.ceil(per_sm / together) - 1))
-
-    main = per_sm * steps * step
+    moved = t.traffic * _more(s, sizes.pitch_b if narrow_m else sizes.pitch_a) * np.minimum(programs, arch.sm_count)
+    step = np.maximum(np.maximum(t.work * narrow, moved), (c.latency + c.step) / together)
+    ends = (c.fill + c.store + 0.05 + t.tree * narrow) * (1 + 0.3 * (np.ceil(per_sm / together) - 1))
+    main = per_sm * np.ceil(sizes.k / t.range_k) * step
     memory_rate, partial_rate = s.rates(c)
-    memory = least_bytes * waste / memory_rate
+    memory = t.waste * (sizes.least_bytes / memory_rate)
     reduction = _reduction_us(s, sizes, t.split_k, c.second + c.store, memory_rate, partial_rate)
-    total = (c.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * factor
+    total = (c.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
     return Costs(total, main, ends, memory, reduction)
 
 
-def _gemv_factors(s: Setting, rows: Rows, along_k: Array) -> tuple[Array, Array]:
-    """A table's corrections; a tile that runs along K and one that runs across it are different loops."""
-    name = loop(s.kind, "gemv", tma=False, resident=False)
-    ways = [s.kernels.corrections(f"{name} {way}") for way in ("across", "along")]
-    flags = np.broadcast_to(along_k, rows.shape).astype(int).tolist()
-    found = [ways[flag].get(PAIRS.tiles[number], PLAIN) for number, flag in zip(rows.tolist(), flags, strict=True)]
-    work, total = np.array(found).T
-    return work, total
-
-
-__all__ = ["Costs", "Fitted", "Scorer", "Sizes", "costs", "times_us"]
+__all__ = ["Costs", "Fitted", "Scorer", "Sizes", "costs", "times_us", "totals"]

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from heuristics.coefficients import PITCHES, Coefficients, Kernels
-from heuristics.cost import Sizes, costs
+from heuristics.cost import Sizes, totals
 from heuristics.pairs import PAIRS, VECTOR, Array, Rows
 from heuristics.tile_cost import ProblemClass, Setting, loop
 from kernel_zoo.spec import Arch, GemmProblem, TileConfig
@@ -182,7 +182,7 @@ class _Data:
         """The model's times under those unknowns."""
         kernels = _Trial(self, unknown)
         return np.concatenate(
-            [costs(Setting(kind, self.arch, kernels), rows, sizes, lambda: 0.0).total for kind, rows, sizes in self.parts]
+            [totals(Setting(kind, self.arch, kernels), rows, sizes, lambda: 0.0) for kind, rows, sizes in self.parts]
         )
 
     def score(self, estimates: Array) -> float:

@@ -46,7 +46,7 @@ def legal(
     tile mentioned first.
     """
     numbers, owners = proposals(may, variants)
-    times = Scorer(may.problem, may.arch, fitted).costs(numbers).total
+    times = Scorer(may.problem, may.arch, fitted).totals(numbers)
     for index in best_first(times, numbers):
         tile = PAIRS.pairs[numbers[index]][1]
         if tile is None or may.refusal(owners[index], tile) is None:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from heuristics.coefficients import Fitted, in_force
-from heuristics.cost import Sizes, costs
+from heuristics.cost import Sizes, totals
 from heuristics.distance import OCTAVE, RowGroup
 from heuristics.pairs import PAIRS, Array
 from heuristics.roof import library_us
@@ -130,7 +130,7 @@ class _Known:
         sizes = Sizes(*(np.repeat(np.array(column, float), counts) for column in zip(*map(Sizes.of, problems), strict=True)))
         here = setting(ProblemClass.of(problems[0]), arch, in_force(fitted))
         library = [library_us(problem, arch) for problem in problems]
-        return costs(here, np.array(self.numbers, np.intp), sizes, lambda: np.repeat(library, counts)).total
+        return totals(here, np.array(self.numbers, np.intp), sizes, lambda: np.repeat(library, counts))
 
 
 def _known(group: RowGroup, arch: Arch, fitted: Fitted | None) -> _Known:

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from heuristics.coefficients import PLAIN, Coefficients, Kernels
+from heuristics.coefficients import PITCHES, PLAIN, Coefficients, Kernels
 from heuristics.pairs import PAIRS, Array, Columns, Flags, Rows
 from heuristics.roof import EMULATION, peak
-from kernel_zoo.spec import ITEMSIZE, VECTOR_BYTES, Arch, GemmProblem, Operand
+from kernel_zoo.spec import ITEMSIZE, VECTOR_BYTES, Arch, GemmProblem
 
 _SMEM_CLOCK: Final = 128.0  # bytes a clock and SM
 _L2_CLOCK: Final = 64.0  # bytes a clock that one SM's port takes
@@ -36,7 +36,6 @@ class ProblemClass(NamedTuple):
     precision: str
     layouts: tuple[str, str]  # of A and B
     aligns: tuple[int, int]  # of their lines, in bytes
-    pitches: tuple[str, str]  # the power of two in bytes, at most 128, that the distance between their lines is a multiple of
     out: str
     c: str | None
     bias: str | None
@@ -47,15 +46,9 @@ class ProblemClass(NamedTuple):
         """The class of a problem."""
         a, b, epilogue = problem.a, problem.b, problem.epilogue
         return cls(
-            a.dtype, problem.precision, (a.layout, b.layout), (a.line_align, b.line_align), (_pitch(a), _pitch(b)),
-            problem.out.dtype,
+            a.dtype, problem.precision, (a.layout, b.layout), (a.line_align, b.line_align), problem.out.dtype,
             epilogue.c.dtype if epilogue.c else None, epilogue.bias.dtype if epilogue.bias else None, epilogue.activation,
         )  # fmt: skip
-
-
-def _pitch(operand: Operand) -> str:
-    distance = operand.leading * operand.itemsize
-    return str(min(distance & -distance, 128) if distance else 128)
 
 
 def loop(kind: ProblemClass, variant: str, *, tma: bool, resident: bool) -> str:
@@ -80,13 +73,14 @@ class TileCosts(NamedTuple):
     swap: Array
     fit: Array  # programs an SM holds
     work: Array  # a k block's arithmetic and shared memory traffic, to the power of `overlap`
-    traffic: Array  # its bytes from L2
+    traffic_a: Array  # its bytes of A from L2
+    traffic_b: Array
     issue: Array  # issuing its loads through pointers
     wait: Array  # a k block's time where nothing but latency decides
     alone: Array  # the rate a program draws from L2 by itself
     shared: Array  # ... and where others ask too
     together: Array  # the rate all SMs draw
-    ends: Array  # a program's first block and its store
+    ends: Array  # a program's first block and its store, beside the block's traffic
     later: Array  # the share of that which its second and later tiles pay, where it is alone on its SM
     hidden: Array  # ... and where a neighbour's main loop hides some of it
     memory: Array  # the rate of device memory
@@ -100,6 +94,22 @@ class TileCosts(NamedTuple):
     factor: Array  # on the whole time
 
 
+class StreamCosts(NamedTuple):
+    """The same of a gemv, which streams one operand past a few rows of the other."""
+
+    block_n: Array  # lines of the streamed operand that it covers
+    range_k: Array
+    split_k: Array
+    threads: Array
+    each: Array  # elements of a block that a thread holds
+    held: Array  # programs that an SM has threads for
+    work: Array  # a block's arithmetic, for each of the few rows
+    traffic: Array  # its time on the way from L2 where one SM asks, to be multiplied by the SMs that ask
+    waste: Array  # bytes fetched over bytes used
+    tree: Array  # adding up a block's products, for each row
+    factor: Array  # on the whole time
+
+
 class Setting:
     """A class of problems on a device, with coefficients: its rates, and the costs of every pair.
 
@@ -108,6 +118,7 @@ class Setting:
         fma: products are formed on CUDA cores.
         bandwidth: of device memory; port: of L2, per SM. In bytes a microsecond.
         cache_bytes: operands up to this size stay in L2.
+        more: by how much lines of a pitch multiply their traffic, by `cost.pitch`.
     """
 
     def __init__(self, kind: ProblemClass, arch: Arch, kernels: Kernels) -> None:
@@ -119,7 +130,10 @@ class Setting:
         self.bandwidth = arch.bandwidth_gbps * 1e3
         self.port = _L2_CLOCK * self.clock
         self.cache_bytes = arch.l2_bytes * _CACHE_SHARE
+        self.more = np.array([1.0, *(1.0 + kernels.pitches[name] for name in PITCHES), 1.0])
+        self.vector = kernels[loop(kind, "gemv", tma=False, resident=False)]
         self._costs = np.empty((len(TileCosts._fields), 0))
+        self._streams = {side: np.empty((len(StreamCosts._fields), 0)) for side in (True, False)}
 
     def costs(self, numbers: Rows) -> TileCosts:
         """The costs of those pairs."""
@@ -128,6 +142,29 @@ class Setting:
             new = np.stack(self._work_out(PAIRS.columns(known.shape[1], there_are)))
             known = self._costs = np.concatenate([known, new], axis=1)
         return TileCosts(*known.take(numbers, axis=1))
+
+    def streams(self, narrow_m: bool, numbers: Rows) -> StreamCosts:
+        """The costs of those pairs as gemvs, which stream B where M is the narrow side, else A."""
+        known = self._streams[narrow_m]
+        if known.shape[1] < len(PAIRS):
+            known = self._streams[narrow_m] = np.stack(self._stream_out(PAIRS.columns(0, len(PAIRS)), narrow_m))
+        return StreamCosts(*known.take(numbers, axis=1))
+
+    def _stream_out(self, t: Columns, narrow_m: bool) -> StreamCosts:
+        layout, align = self.kind.layouts[narrow_m], min(self.kind.aligns[narrow_m], VECTOR_BYTES)
+        along = layout == "t" if narrow_m else layout == "n"
+        name = loop(self.kind, "gemv", tma=False, resident=False)
+        corrections = self.kernels.corrections(f"{name} {'along' if along else 'across'}")
+        work, factor = np.array([corrections.get(tile, PLAIN) for tile in PAIRS.tiles[: len(t.warps)]]).T
+        threads, block = 32 * t.warps, t.block_n * t.block_k
+        waste = sector_waste((t.block_k if along else t.block_n) * self.item) * (VECTOR_BYTES / align) ** 0.5
+        rate = self.arch.tflops["fp32"] * 1e6 / self.arch.sm_count * self.vector.compute
+        return StreamCosts(
+            t.block_n, t.block_k * t.split_k, t.split_k, threads, block // threads,
+            np.minimum(32, self.arch.threads_per_sm // threads), 2 * work * block / rate,
+            block * self.item * waste / (self.port * self.vector.l2 * self.arch.sm_count), waste,
+            0.01 * t.block_n * (t.warps if along else 1), factor,
+        )  # fmt: skip
 
     def _work_out(self, t: Columns) -> TileCosts:
         """The costs of any pairs, by column."""
@@ -145,19 +182,24 @@ class Setting:
         compute = 2 * elements * t.block_k / (peak_sm * c.compute * self._instruction_share(t, wide))
         work = join(compute, self._shared_bytes(t, wide) / (_SMEM_CLOCK * self.clock), 4.0) * factors[:, 0]
         runs_m, runs_n = self._runs(t)
-        more_m, more_n = self._more(t)
-        traffic = (t.block_m * sector_waste(runs_m) * more_m + t.block_n * sector_waste(runs_n) * more_n) * t.block_k * self.item
+        column = t.block_k * self.item
+        swap, traffic_m, traffic_n = (
+            t.swap > 0,
+            t.block_m * sector_waste(runs_m) * column,
+            t.block_n * sector_waste(runs_n) * column,
+        )
         # Loads narrower than 4 bytes cannot be asynchronous: nothing is in flight while a block is computed.
         depth = np.where((t.tma > 0) | (min(self.kind.aligns) >= 4), np.maximum(1, t.stages - 1), 1)
         alone, shared = self.port * c.port, self.port * c.l2
 
         stored = elements * np.where(t.split_k > 1, 4, self.out_item + self.extra_item)
         epilogue = elements * (_ACTIVATION_OPS.get(self.kind.activation, 10) / 128) / self.clock
-        ends = c.fill + c.store + (traffic + 2 * stored) / alone + epilogue
+        ends = c.fill + c.store + 2 * stored / alone + epilogue
         later = np.where(t.resident > 0, c.resident, 1.0) * np.where(t.flatten > 0, _FLATTENED, 1.0)
         fit = _programs_per_sm(t, self.item, self.arch)
         return TileCosts(
-            *_sides(t), t.block_k, t.block_k * t.split_k, t.group_m, t.split_k, t.swap, fit, work**c.overlap, traffic,
+            *_sides(t), t.block_k, t.block_k * t.split_k, t.group_m, t.split_k, t.swap, fit, work**c.overlap,
+            np.where(swap, traffic_n, traffic_m), np.where(swap, traffic_m, traffic_n),
             self._issue_us(t) * c.issue,
             c.latency / depth + c.step, alone, shared, shared * self.arch.sm_count, ends, later, later * _NEIGHBOUR,
             *self.rates(c), c.launch, c.step, c.overlap, 1 / c.overlap, c.second + c.store,
@@ -168,15 +210,6 @@ class Setting:
         """The loops of the pairs, and each pair's place among them."""
         ways, place = np.unique((4 * t.variant + 2 * t.tma + t.resident).astype(int), return_inverse=True)
         return [loop(self.kind, PAIRS.names[way // 4], tma=way & 2 > 0, resident=way & 1 > 0) for way in ways.tolist()], place
-
-    def more(self, side: int) -> float:
-        """By how much the pitch of A's lines (side 0) or of B's multiplies their traffic."""
-        return 1.0 + self.kernels.pitches.get(self.kind.pitches[side], 0.0)
-
-    def _more(self, t: Columns) -> tuple[Array, Array]:
-        """The same by the kernel's M side and N side."""
-        swap = t.swap > 0
-        return np.where(swap, self.more(1), self.more(0)), np.where(swap, self.more(0), self.more(1))
 
     def rates(self, c: Any) -> tuple[Any, Any]:
         """What device memory delivers to a kernel, and L2 to the launch that adds up partial sums."""

@@ -18,22 +18,10 @@ _FOUND: Final[dict[int, Arch]] = {}
 _LOCK: Final = threading.Lock()
 
 
-def named_arch(name: str) -> Arch:
-    """The device of that name ("h200", "sm_90").
-
-    Raises:
-        SettingsError: it is not known.
-    """
-    try:
-        return archs.get_arch(name)
-    except ValueError as error:
-        raise SettingsError(f"arch is {name!r}", "a device the project knows", str(error)) from None
-
-
 def arch_of(device: torch.device) -> Arch:
     """The device as the choice sees it: a GPU's own figures, or, for the CPU, the device that options(arch=...) names."""
     if device.type != "cuda":
-        return named_arch(settings.current().arch)
+        return settings.named_arch(settings.current().arch)
     index = index_of(device)
     found = _FOUND.get(index)
     if found is None:

@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any, Final
 
 from heuristics.choose import Selection
-from kernel_zoo.spec import VECTOR_BYTES, Arch, Epilogue, GemmProblem, Operand, TileConfig, canonical_dtype
+from kernel_zoo.spec import ITEMSIZE, VECTOR_BYTES, Arch, Epilogue, GemmProblem, Operand, TileConfig, canonical_dtype
 from minblas import device as devices
 from minblas import dispatch, settings
 from minblas.errors import ArgumentError, DTypeError, ShapeError, suggestion
@@ -72,7 +72,7 @@ def _explain_sizes(
 ) -> Selection:
     if min(m, n, k, batch) < 0:
         raise ShapeError(f"sizes are {batch} x {m} x {n} x {k}", "sizes of at least 0")
-    name = "fp32" if dtype == "tf32" else _dtype_name("dtype", dtype, ", or 'tf32'")
+    name = "fp32" if dtype == "tf32" else _dtype_name("dtype", dtype, "tf32")
     out = check_out_dtype("out_dtype", _dtype_name("out_dtype", out_dtype), name) if out_dtype is not None else None
     activation = check_activation(activation)
     check_activation_type(activation, name)
@@ -84,15 +84,16 @@ def _explain_sizes(
             deterministic=_asked(deterministic, settings.current().deterministic, _torch_is_deterministic()),
             batch_invariant=_asked(batch_invariant, settings.current().batch_invariant, False),
         )  # fmt: skip
-    except ValueError as error:
-        raise ArgumentError(f"layout is {layout!r}", "nn, nt, tn or tt", str(error)) from None
+    except ValueError:
+        remedy = "a second letter 't' says that B is stored (N, K)"
+        raise ArgumentError(f"layout is {layout!r}", "nn, nt, tn or tt", remedy) from None
     problem = _with_epilogue(problem, alpha, beta, bias, activation)
     return dispatch.select(problem, _place(arch), variant, tile)
 
 
 def _place(arch: str | Arch | None) -> Arch:
     """The device that is meant: by default the options'."""
-    return arch if isinstance(arch, Arch) else devices.named_arch(arch or settings.current().arch)
+    return arch if isinstance(arch, Arch) else settings.named_arch(arch or settings.current().arch)
 
 
 def _assumed(problem: GemmProblem, arch: Arch, named: object, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -120,11 +121,12 @@ def _assumed(problem: GemmProblem, arch: Arch, named: object, given: Mapping[str
 _SIZES_TAKE: Final = frozenset(_explain_sizes.__kwdefaults__ or ())
 
 
-def _dtype_name(keyword: str, value: object, also: str = "") -> str:
+def _dtype_name(keyword: str, value: object, *also: str) -> str:
+    """The dtype's name; `also` are words that the caller takes beside dtypes."""
     try:
         return canonical_dtype(value)
-    except ValueError as error:
-        raise DTypeError(f"{keyword} is {value!r}", f"a dtype the project knows{also}", str(error)) from None
+    except ValueError:
+        raise DTypeError(f"{keyword} is {value!r}", "a dtype the project knows", suggestion(value, (*ITEMSIZE, *also))) from None
 
 
 def _asked(*values: bool | None) -> bool:

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any, Final, Literal
 
+from heuristics import archs
+from kernel_zoo.spec import Arch
 from minblas import log
 from minblas.errors import SettingsError, suggestion
 
@@ -80,7 +82,20 @@ class Options:
             given: Any = getattr(self, name)
             if not _is_of(given, kinds, least=1 if name == "sm_count" else 0):
                 raise SettingsError(f"{name} is {given!r}", needed, "pass one of these, or leave the option away")
+        named_arch(self.arch)
         object.__setattr__(self, "token", _token(self))
+
+
+def named_arch(name: str) -> Arch:
+    """The device of that name ("h200", "sm_90").
+
+    Raises:
+        SettingsError: it is not known.
+    """
+    try:
+        return archs.get_arch(name)
+    except ValueError:
+        raise SettingsError(f"arch is {name!r}", "a device the project knows", suggestion(name, archs.names())) from None
 
 
 def _is_of(given: Any, kinds: tuple[type, ...], least: int) -> bool:
@@ -122,7 +137,7 @@ _PARSERS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "MINBLAS_DETERMINISTIC": ("deterministic", _flag, "0 or 1"),
     "MINBLAS_BATCH_INVARIANT": ("batch_invariant", _flag, "0 or 1"),
     "MINBLAS_WORKSPACE_LIMIT": ("workspace_limit", int, "bytes, a whole number"),
-    "MINBLAS_ARCH": ("arch", str, "a device's name"),
+    "MINBLAS_ARCH": ("arch", str, "a device the project knows"),
     "MINBLAS_INTERPRET_CAP": ("interpret_cap", int, "a number of multiply-adds"),
     "MINBLAS_TUNE": ("tune", str, "never or first_use"),
     "MINBLAS_TUNE_BUDGET": ("tune_budget", float, "a number of seconds"),
@@ -149,7 +164,9 @@ def from_environment(environment: Mapping[str, str]) -> Options:
             values[key] = parse(environment[name].strip())
             Options(**{key: values[key]})  # refused here, the message names the variable
         except (ValueError, KeyError):
-            raise SettingsError(f"{name} is {environment[name]!r}", needed, "set it so or unset it") from None
+            known = archs.names() if key == "arch" else _CHOICES.get(key)
+            remedy = suggestion(environment[name].strip(), known) if known else "set it so or unset it"
+            raise SettingsError(f"{name} is {environment[name]!r}", needed, remedy) from None
     return Options(**values)
 
 

@@ -7,6 +7,7 @@ in the journal before the next begins.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -77,7 +78,7 @@ def tune(
         top_k: candidates measured per shape.
         resume: a journal to write to and, where it exists, to go on from. By default a new one in the user's data directory.
         table: the table file to merge the winners into; the user's own table by default.
-        progress: show how far it is.
+        progress: show which journal it writes, and how far it is.
         include_aten: PyTorch's own product competes too.
         verify_only: check that candidates are right and time nothing; works on a CPU, for small shapes.
         workers: compile processes, by default one per CPU but one; 0 compiles in this process.
@@ -105,7 +106,7 @@ def tune(
     crew = Crew(places, known, allowed, benches or BENCHES, isolated, step_limit_s)
     asked = unique(problem for problem in problems_of(problems, dtype, layout) if not problem.batch_invariant)
     arch, env = arch_of(place), environment(place)
-    journal = Journal(Path(resume) if resume is not None else new_journal(), {"gpu": env.gpu_name, **asdict(env)})
+    journal = Journal(Path(resume) if resume is not None else _new_journal(), {"gpu": env.gpu_name, **asdict(env)})
     report = TuneReport(env, str(journal.path), len(asked), verify_only)
     report.rows += [journal.done[key] for problem in asked if (key := identity(problem)) in journal.done]
     todo = [problem for problem in asked if identity(problem) not in journal.done]
@@ -138,6 +139,8 @@ def _run(
     progress: bool,
 ) -> None:
     """Let the crew tune; finished rows go into the report as they come."""
+    if progress:
+        print(f"journal: {report.journal} (should this be killed, resume with it goes on)", file=sys.stderr, flush=True)
     on_gpu = crew.places[0].type == "cuda"
     with CompilePool(workers if on_gpu else 0) as pool, Progress("tuning", len(todo), show=progress) as bar:
 
@@ -172,7 +175,7 @@ def _allowed(known: Mapping[str, Variant], names: Sequence[str] | None, include_
     return {name: known[name] for name in names}
 
 
-def new_journal() -> Path:
+def _new_journal() -> Path:
     """Where a tune that is given no journal keeps its own."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     return store.user_dir().parent / "journals" / f"tune-{stamp}.jsonl"

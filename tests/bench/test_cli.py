@@ -7,20 +7,21 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from bench import cli, environment
+from bench import cli, environment, terminal
 from bench.run import Request, select_cases
 from heuristics import store
 from heuristics.archs import get_arch
 from heuristics.table import Environment, HeuristicTable, TableEntry, problem_key
 from kernel_zoo.catalog import VARIANTS
 from kernel_zoo.spec import GemmProblem
+from minblas import settings
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Invoke a command with an empty user directory and no GPU."""
     monkeypatch.setattr(store, "user_dir", lambda: tmp_path / "user")
-    monkeypatch.setattr(cli, "has_gpu", lambda: False)
+    monkeypatch.setattr(terminal, "has_gpu", lambda: False)
     monkeypatch.setenv("COLUMNS", "200")
 
     def invoke(*words, code=0):
@@ -101,7 +102,7 @@ def test_explain_names_the_next_command_and_what_it_assumed(run):
     [
         (("--arch", "h20"), "h200"),
         (("--dtype", "bf17"), "bf17"),
-        (("--layout", "xy"), "nn, nt, tn, tt"),
+        (("--layout", "xy"), "nn, nt, tn or tt"),
         (("--variant", "tilde"), "tiled"),
         (("--activation", "gellu"), "gelu"),
         (("--out-dtype", "bf17"), "out_dtype is 'bf17'"),
@@ -225,3 +226,10 @@ def test_bench_knows_its_classes_and_suites(run):
 def test_the_command_starts_without_torch():
     code = "import sys, bench.cli; assert 'torch' not in sys.modules and 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=environment.ROOT)
+
+
+def test_a_wrong_environment_variable_is_a_line_for_the_user(run, monkeypatch):
+    monkeypatch.setattr(settings, "_process", None)
+    monkeypatch.setenv("MINBLAS_ARCH", "h2000")
+    said = run("explain", 64, 64, 64, code=2)
+    assert said.startswith("error: MINBLAS_ARCH is 'h2000'; needed: a device the project knows; did you mean 'h200'")

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from bench import cli, tables
-from heuristics import generate, store
+from bench import cli, tables, terminal
+from heuristics import archs, generate, store
 from heuristics.compare import listed_device
 from heuristics.notices import forget
 from heuristics.table import Environment, HeuristicTable, Measurement, TableEntry, problem_key, problem_of
@@ -199,7 +199,63 @@ def test_a_device_without_a_table_says_so_and_an_h100_why():
     assert "it borrows the H200's measured rows" in run("show", "h100-sxm", code=2)
 
 
+A10 = Environment("NVIDIA A10", (8, 6), 72, triton="3.7.1", torch="2.13.0")
+
+
+def here(monkeypatch, arch):
+    """Pretend that a GPU is there, or none."""
+    monkeypatch.setattr(terminal, "arch_here", lambda: arch)
+
+
+def as_a10():
+    like = archs.closest((8, 6), 72)
+    return replace(like, name="a10", capability=(8, 6), sm_count=72)
+
+
+def test_verify_says_which_table_is_of_an_unlisted_gpu_and_checks_the_others(home, file, monkeypatch):
+    here(monkeypatch, None)
+    unlisted = store.save(HeuristicTable("a10", A10, (row(SQUARE),)), home / "a10.json")
+    text = run("verify", unlisted, file)
+    assert f"{unlisted}: unlisted: it is of NVIDIA A10, whose limits are not listed" in text
+    assert text.rstrip().endswith("2 tables, 5 rows, 0 findings, 1 tables not checked")
+    stale = store.save(HeuristicTable("bad", WHERE, (row(SQUARE, digest="0" * 12),)), home / "bad.json")
+    report = data("verify", unlisted, stale, code=1)
+    assert [(finding["table"], finding["kind"]) for finding in report["findings"]] == [
+        (str(unlisted), "unlisted"),
+        (str(stale), "stale"),
+    ]
+
+
+def test_verify_of_an_unlisted_gpu_on_that_gpu(home, monkeypatch):
+    here(monkeypatch, as_a10())
+    rows = (row(SQUARE), row(DECODE, TileConfig(1024, 1024, 64, num_stages=4)))
+    path = store.save(HeuristicTable("a10", A10, rows), home / "a10.json")
+    assert [finding["kind"] for finding in data("verify", path, code=1)["findings"]] == ["illegal"]
+    here(monkeypatch, replace(as_a10(), sm_count=36))
+    assert [finding["kind"] for finding in data("verify", path)["findings"]] == ["unlisted"]
+
+
+def test_no_row_of_an_unlisted_gpu_is_compiled(home, monkeypatch):
+    here(monkeypatch, None)
+    assert tables.gate_tables([HeuristicTable("a10", A10, (row(SQUARE),))], catalog.VARIANTS) == []
+
+
 # prune
+
+
+def test_prune_leaves_a_table_of_an_unlisted_gpu_and_goes_on(home, monkeypatch):
+    here(monkeypatch, None)
+    old = (row(SQUARE, digest="0" * 12), row(DECODE))
+    unlisted = store.save(HeuristicTable("a10", A10, old), home / "a10.json")
+    mine = store.save(HeuristicTable("mine", WHERE, old), home / "mine.json")
+    before = unlisted.read_bytes()
+    left, done = data("prune", unlisted, mine)
+    assert ("NVIDIA A10" in left["unlisted"], left["rows"], left["dropped"]) == (True, 2, [])
+    assert (done["unlisted"], done["rows"]) == ("", 1)
+    assert unlisted.read_bytes() == before
+    assert "unlisted: it is of NVIDIA A10" in run("prune", unlisted)
+    here(monkeypatch, as_a10())
+    assert data("prune", unlisted)[0]["rows"] == 1
 
 
 def test_prune_drops_what_cannot_serve_and_keeps_the_old_file(home):

@@ -61,11 +61,20 @@ def sizes(problems):
     return [(p.m, p.n, p.k) for p in problems]
 
 
-def test_the_journal_is_named_before_it_is_needed(run, asked, tmp_path):
-    assert f"journal: {tmp_path}" in run(64, 64, 64)
-    assert asked.calls[0][1]["resume"].parent == tmp_path / "journals"
-    assert "journal: mine.jsonl (" in run(64, 64, 64, "--resume", "mine.jsonl")
-    assert "--resume" not in run(64, 64, 64, "--quiet")
+def test_the_journal_is_named_as_soon_as_it_is_there(run, tmp_path):
+    words = (32, 32, 32, "--verify-only", "--top-k", 1, "--variant", "tiled")
+    said = run(*words)
+    (journal,) = (tmp_path / "journals").glob("*.jsonl")
+    assert said.startswith(f"journal: {journal} (should this be killed")
+    mine = tmp_path / "mine.jsonl"
+    assert f"journal: {mine} (" in run(*words, "--resume", mine)
+    assert "should this be killed" not in run(*words, "--quiet")
+
+
+@pytest.mark.parametrize("wrong", [("--variant", "tyled"), ("--dtype", "bf17"), ("--devices", "gpu7")], ids=str)
+def test_wrong_arguments_name_no_journal(run, tmp_path, wrong):
+    assert "journal" not in run(32, 32, 32, "--verify-only", *wrong, code=2)
+    assert not (tmp_path / "journals").exists()
 
 
 def test_sizes_in_threes(run, asked):

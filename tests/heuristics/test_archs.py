@@ -1,6 +1,6 @@
 import pytest
 
-from heuristics.archs import ARCHS, closest, device_name, get_arch
+from heuristics.archs import ARCHS, closest, device_name, get_arch, names
 
 FIGURES = {
     "sm_count",
@@ -72,3 +72,8 @@ def test_driver_names(driver, name):
 )
 def test_closest_device(capability, sms, name):
     assert closest(capability, sms).name == name
+
+
+def test_every_name_listed_is_known():
+    assert {get_arch(name).name for name in names()} == set(ARCHS)
+    assert {"h200", "sm_80", "sm_120"} <= set(names())

@@ -254,3 +254,10 @@ def test_the_vocabulary_needs_neither_torch_nor_triton():
 def test_a_variant_prints_as_one_line_a_reader_can_use():
     variant = Variant("me.tutorial", "a kernel of my own", lambda *given: None, lambda *given: (), origin="user")
     assert repr(variant) == "<user variant me.tutorial: a kernel of my own>"
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "batch", "empty"), [(0, 4, 4, 1, True), (4, 0, 4, 1, True), (4, 4, 4, 0, True), (1, 1, 0, 1, False)]
+)
+def test_empty_is_without_a_result_whatever_k(m, n, k, batch, empty):
+    assert GemmProblem.of(m, n, k, batch=batch).empty is empty

@@ -150,3 +150,21 @@ def test_sizes_follow_the_options():
         assert (problem.batch_invariant, problem.deterministic) == (True, True)
         assert not minblas.explain(64, 64, 64, batch_invariant=False).problem.batch_invariant
     assert not minblas.explain(64, 64, 64).problem.deterministic
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"arch": "z"}, "arch is 'z'; needed: a device the project knows; known: a100, .*, sm_90$"),
+        ({"arch": "h2000"}, "arch is 'h2000'; needed: a device the project knows; did you mean 'h200'"),
+        ({"dtype": "q"}, "dtype is 'q'; needed: a dtype the project knows; known: bf16, .*, tf32, "),
+        ({"dtype": "tf23"}, "dtype is 'tf23'; needed: a dtype the project knows; did you mean 'tf32'"),
+        ({"out_dtype": "q"}, "out_dtype is 'q'; needed: a dtype the project knows; known: (?!.*tf32)"),
+        ({"layout": "xy"}, "layout is 'xy'; needed: nn, nt, tn or tt; a second letter 't'"),
+    ],
+    ids=str,
+)
+def test_what_is_not_known_is_said_once_with_what_is(asked, words):
+    with pytest.raises(errors.MinblasError, match=words) as error:
+        minblas.explain(64, 64, 64, **asked)
+    assert "not known" not in str(error.value)

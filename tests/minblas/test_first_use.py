@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import replace
 
 import pytest
@@ -204,6 +205,25 @@ def test_a_problem_is_tried_once(tuner):
     resolved()
     assert len(made.opened) == 1
     assert dispatch.QUARANTINE.as_dict()  # what was found wrong serves no call
+
+
+def test_a_problem_that_another_thread_tunes_meanwhile_is_not_tuned_again(tuner, monkeypatch):
+    meanwhile = []
+
+    def capturing(device):  # the last thing asked before the lock is taken
+        if not meanwhile:
+            meanwhile.append(device)
+            thread = threading.Thread(target=resolved)
+            thread.start()
+            thread.join()
+        return False
+
+    monkeypatch.setattr(first_use, "_capturing", capturing)
+    made = tuner()
+    spent = resolved() and made.spent_s
+    assert len(made.opened) == 1
+    assert (minblas.stats().tunes, minblas.stats().tune_seconds) == (1, spent)
+    assert resolved().rung == "exact"
 
 
 def test_what_the_caller_excludes_and_a_users_kernels_are_not_run(tuner):

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from heuristics import archs
 from minblas import log, settings
 from minblas.errors import SettingsError
 from minblas.settings import from_environment, options
@@ -100,6 +101,8 @@ def test_blocks_do_not_leak_into_other_threads_and_set_does():
         ({"sm_count": True}, "SMs as a whole number, at least 1"),
         ({"sm_count": 66.0}, "SMs as a whole number, at least 1"),
         ({"workspace_limit": -1}, "at least 0"),
+        ({"arch": "h2000"}, "arch is 'h2000'; needed: a device the project knows; did you mean 'h200'"),
+        ({"arch": "zz"}, "known: a100, .*, sm_90"),
     ],
 )
 def test_wrong_options(changes, words):
@@ -193,6 +196,14 @@ def test_a_wrong_choice_in_the_environment_names_the_variable():
         from_environment({"MINBLAS_ON_COLD": "rais"})
     with pytest.raises(SettingsError, match="MINBLAS_WORKSPACE_LIMIT is '-1'"):
         from_environment({"MINBLAS_WORKSPACE_LIMIT": "-1"})
+
+
+def test_a_device_is_any_that_is_known_and_others_are_refused_by_the_variables_name():
+    for name in (*archs.names(), " H200"):
+        assert options(arch=name)
+        assert from_environment({"MINBLAS_ARCH": name}).arch == name.strip()
+    with pytest.raises(SettingsError, match="MINBLAS_ARCH is 'h2000'; needed: a device the project knows; did you mean 'h200'"):
+        from_environment({"MINBLAS_ARCH": "h2000"})
 
 
 def test_tuning_on_first_use_is_opt_in_and_has_a_budget():

@@ -14,7 +14,7 @@ import minblas
 from heuristics import store
 from heuristics.table import Environment, problem_key
 from kernel_zoo.spec import GemmProblem, TileConfig
-from minblas import dispatch, errors, quarantine
+from minblas import dispatch, errors, quarantine, settings
 from minblas.journal import JournalError, identity, problem_from_dict, problem_to_dict, read_lines
 from minblas.shapes import problem_of, unique
 from minblas.tune import TuneAbortedError, tune
@@ -117,7 +117,7 @@ def test_a_users_variant_earns_its_row(files, monkeypatch):
 
 def test_the_pick_in_force_is_tried_first_and_families_are_kept(files):
     benches = Benches()
-    in_force = dispatch.select(GemmProblem.of(512, 512, 512), dispatch.devices.named_arch("h200"))
+    in_force = dispatch.select(GemmProblem.of(512, 512, 512), settings.named_arch("h200"))
     report = tune(SHAPES[:1], benches=benches, top_k=10, **files)
     trials = report.rows[0]["trials"]
     assert (trials[0]["variant"], trials[0]["tile"]["block_m"]) == (in_force.variant, in_force.tile.block_m)
@@ -212,7 +212,7 @@ def test_the_budget_stops_it_cleanly(files, monkeypatch):
 
 
 def test_a_wrong_candidate_is_left_out_everywhere_and_never_served(files):
-    wrong = dispatch.select(GemmProblem.of(512, 512, 512), dispatch.devices.named_arch("h200"))
+    wrong = dispatch.select(GemmProblem.of(512, 512, 512), settings.named_arch("h200"))
 
     def is_wrong(pick):
         return (pick.variant, pick.tile) == (wrong.variant, wrong.tile)

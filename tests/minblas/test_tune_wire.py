@@ -11,7 +11,7 @@ import pytest
 import minblas
 from kernel_zoo.catalog import VARIANTS
 from kernel_zoo.spec import GemmProblem
-from minblas.device import named_arch
+from minblas.settings import named_arch
 from minblas.tune_wire import pack, unpack
 from tests.minblas import user_kernels
 
