@@ -36,11 +36,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Suite:
-    """A named list of shapes and where it comes from."""
+    """A named list of shapes and where it comes from. One for fitting the model is reported over by nobody: no group has it."""
 
     name: str
     source: str
     cases: tuple[Case, ...]
+    fitting: bool = False
 
     @cached_property
     def problems(self) -> tuple[GemmProblem, ...]:
@@ -50,12 +51,15 @@ class Suite:
 
 def _load() -> dict[str, Suite]:
     suites = json.loads(Path(__file__).with_name("suites.json").read_text(encoding="utf-8"))["suites"]
-    return {name: Suite(name, suite["source"], tuple(Case(*row) for row in suite["problems"])) for name, suite in suites.items()}
+    return {
+        name: Suite(name, suite["source"], tuple(Case(*row) for row in suite["problems"]), suite.get("fitting", False))
+        for name, suite in suites.items()
+    }
 
 
 SUITES: Final[dict[str, Suite]] = _load()
 
-#: Selections across all suites. Batched shapes are a class of their own and are asked for by name.
+#: Selections across all suites but those for fitting. Batched shapes are a class of their own and are asked for by name.
 GROUPS: Final[dict[str, Callable[[Case], bool]]] = {
     "all": lambda case: True,
     "all-16bit": lambda case: case.dtype in _HALF and case.batch == 1,
@@ -94,7 +98,7 @@ def _cases_of(name: str) -> Iterable[Case]:
     if name in SUITES:
         return SUITES[name].cases
     if name in GROUPS:
-        return [case for suite in SUITES.values() for case in suite.cases if GROUPS[name](case)]
+        return [case for suite in SUITES.values() if not suite.fitting for case in suite.cases if GROUPS[name](case)]
     known = [*SUITES, *GROUPS]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import regret
-from heuristics import store
+from heuristics import store, suites
 from heuristics.archs import ARCHS
 from heuristics.table import problem_key
 from kernel_zoo.spec import GemmProblem, TileConfig
@@ -36,7 +36,9 @@ def measured(timed):
 def test_the_problems_are_held_out(timed):
     rows = {entry.key for table in store.packaged_tables(H200) for entry in table.entries}
     assert len(timed) >= 150
-    assert not rows & {problem_key(item.problem) for item in timed}
+    keys = {problem_key(item.problem) for item in timed}
+    assert not rows & keys
+    assert not {problem_key(problem) for problem in suites.problems(list(suites.SUITES))} & keys
     assert {item.problem.a.itemsize for item in timed} == {2}
     assert len({item.problem.shape_class for item in timed}) >= 6
 

@@ -6,13 +6,14 @@ from heuristics import suites
 
 
 def test_every_suite_is_there_with_its_source():
-    assert len(suites.SUITES) == 41
-    assert sum(len(suite.cases) for suite in suites.SUITES.values()) == 1056
+    public = [suite for suite in suites.SUITES.values() if not suite.fitting]
+    assert len(public) == 41
+    assert sum(len(suite.cases) for suite in public) == 1056
     assert all(len(suite.source) > 20 for suite in suites.SUITES.values())
 
 
 def test_counts_by_dtype():
-    counts = Counter(case.dtype for suite in suites.SUITES.values() for case in suite.cases)
+    counts = Counter(case.dtype for suite in suites.SUITES.values() if not suite.fitting for case in suite.cases)
     assert counts == {"bf16": 420, "fp16": 308, "fp32": 203, "fp64": 62, "fp8": 24, "int8": 24, "tf32": 15}
 
 
@@ -61,3 +62,10 @@ def test_filter_by_dtype_and_no_duplicates():
 def test_unknown_suite_suggests_the_nearest():
     with pytest.raises(ValueError, match=r"'llama3-8' is not known; did you mean llama3-8b"):
         suites.problems("llama3-8")
+
+
+def test_what_the_model_is_fitted_to_is_in_no_group():
+    fitting = set(suites.cases("off-grid"))
+    assert len(fitting) == 165
+    for group in suites.GROUPS:
+        assert not fitting & set(suites.cases(group))
