@@ -262,7 +262,7 @@ def _sides(t: Columns) -> tuple[Array, Array]:
     return np.where(t.swap > 0, t.block_n, t.block_m), np.where(t.swap > 0, t.block_m, t.block_n)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)  # 16-bit operands alone have 128 pairs of layouts and alignments
 def setting(kind: ProblemClass, arch: Arch, kernels: Kernels) -> Setting:
     """The one of that class, device and coefficients."""
     return Setting(kind, arch, kernels)
