@@ -1,4 +1,4 @@
-"""How good is the choice? Every rung's pick against the fastest of the zoo, on held-out problems whose candidates were all timed.
+"""How good is the choice? Every rung's pick against the fastest of the zoo, on held-out problems whose candidates were timed.
 
 A file of such times makes the answer repeatable without a GPU: the picks are made anew, their times are looked up.
 """
@@ -28,7 +28,7 @@ Pick = tuple[str, TileConfig | None]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A held-out problem and the device time of every legal candidate, in microseconds.
+    """A held-out problem and the device times of its candidates, in microseconds.
 
     Attributes:
         tuned: the pick that a tuner with its usual shortlist wrote into a table, where one ran.

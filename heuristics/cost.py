@@ -83,7 +83,7 @@ class Scorer:
     def totals(self, numbers: Sequence[int]) -> Array:
         """The same without what they are made of."""
         rows = np.array(numbers, np.intp)
-        if self.problem.empty or not numbers:
+        if self._empty or not numbers:
             return np.zeros(len(rows))
         return totals(self._setting, rows, Sizes.of(self.problem), lambda: library_us(self.problem, self.arch))
 

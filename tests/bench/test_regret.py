@@ -1,6 +1,6 @@
 """The choice, replayed over held-out problems whose candidates were all timed on an H200: a change that makes it worse fails here.
 
-The bars are a little below what the packaged table reaches. None of these problems was fitted to or is a row of the table.
+The bars are what the packaged table reaches, rounded down. None of these problems was fitted to or is a row of the table.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def test_the_problems_are_held_out(timed):
 @pytest.mark.parametrize(
     ("name", "geomean", "p10", "worst"),
     [
-        ("model", 0.955, 0.89, 0.55),
-        ("ladder", 0.95, 0.88, 0.5),
-        ("top-8 measured", 0.99, 0.98, 0.84),
-        ("tuned", 0.99, 0.97, 0.85),
+        ("model", 0.961, 0.899, 0.56),
+        ("ladder", 0.958, 0.899, 0.5),
+        ("top-8 measured", 0.992, 0.984, 0.84),
+        ("tuned", 0.992, 0.978, 0.85),
     ],
 )
 def test_no_way_of_choosing_gets_worse(measured, name, geomean, p10, worst):
     found = measured[name]
-    assert len(found.missing) <= 2  # a pick that no measurement covers counts as half as fast as the best
+    assert len(found.missing) <= 1  # a pick that no measurement covers counts as half as fast as the best
     assert found.geomean >= geomean
     assert found.quantile(0.1) >= p10
     assert min(found.shares) >= worst

@@ -22,14 +22,7 @@ class OutOfResources(Exception):  # noqa: N818  (triton's name)
     """As triton's: derives from nothing a dispatcher would think of."""
 
 
-@pytest.fixture(autouse=True)
-def _clean():
-    dispatch.forget_plans()
-    dispatch.QUARANTINE.forgive()
-    minblas.stats(reset=True)
-    yield
-    dispatch.QUARANTINE.forgive()
-    dispatch.forget_plans()
+pytestmark = pytest.mark.usefixtures("nothing_remembered")
 
 
 @pytest.fixture

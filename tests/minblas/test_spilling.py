@@ -13,14 +13,7 @@ from kernel_zoo import catalog
 from minblas import dispatch, errors, launch
 from tests.minblas.oracle import close
 
-
-@pytest.fixture(autouse=True)
-def _clean():
-    dispatch.forget_plans()
-    dispatch.QUARANTINE.forgive()
-    minblas.stats(reset=True)
-    yield
-    dispatch.forget_plans()
+pytestmark = pytest.mark.usefixtures("nothing_remembered")
 
 
 @pytest.fixture

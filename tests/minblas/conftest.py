@@ -1,0 +1,17 @@
+"""What several tests of the runtime start from."""
+
+import pytest
+
+import minblas
+from minblas import dispatch
+
+
+@pytest.fixture
+def nothing_remembered():
+    """No plans, no failures and no counts, before and after."""
+    dispatch.forget_plans()
+    dispatch.QUARANTINE.forgive()
+    minblas.stats(reset=True)
+    yield
+    dispatch.QUARANTINE.forgive()
+    dispatch.forget_plans()
