@@ -1,8 +1,8 @@
 """How close each kernel comes to the device's rates: numbers that the picture in `cost` needs and does not explain.
 
 One row per variant, which a table file may replace by fitted ones (`fit`). The built-in ones were fitted to 3,260 times of 38
-shapes on one H200, before pitches and tails were in the picture: on 162 held-out shapes the model's first pick then runs at 0.933 of
-the best, with the packaged table's coefficients at 0.962 (docs/choosing.md).
+shapes on one H200, before pitches and tails were in the picture: on 162 held-out shapes the model's first pick then runs at 0.933
+of the best, with the packaged table's coefficients at 0.962 (docs/choosing.md).
 """
 
 from __future__ import annotations
