@@ -7,7 +7,7 @@ from kernel_zoo.gate import gate
 from tests.gate.run_gate import rows_of
 
 TABLES = sorted(store.PACKAGED.glob("*.json"))
-SAMPLE = 3
+SAMPLE = 6
 
 
 def test_a_table_ships():
