@@ -12,6 +12,7 @@ import typer
 
 from bench import explain_cli, fit_cli, resources_cli, table_cli, terminal, tune_cli, warmup_cli
 from bench.terminal import ArchName, AsJson, console, plain_warnings, print_json, told
+from kernel_zoo.spec import canonical_dtype
 
 if TYPE_CHECKING:
     from kernel_zoo.spec import Arch
@@ -52,10 +53,20 @@ def bench(
     workers: Annotated[int | None, typer.Option(min=1, help="Compile processes; one per CPU by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write JSON Lines here.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw PNG files into this folder.")] = None,
+    host: Annotated[bool, typer.Option("--host", help="Time what a call costs the host instead.")] = False,
+    size: Annotated[tuple[int, int, int], typer.Option(help="With --host: M N K.")] = (256, 256, 256),
     arch: ArchName = None,
     as_json: AsJson = False,
 ) -> None:
     """Sweep sizes against torch.matmul. Without a GPU: check small sizes on the CPU and show what --arch would get."""
+    if host:
+        with told():
+            if suite or shape_class or limit or plots:
+                raise ValueError(
+                    "bench --host times one size; needed: --size M N K, --dtype, --rounds, --out, --json and nothing else"
+                )
+            _bench_host(size, dtype or "bf16", rounds, out, as_json)
+        return
     from bench import run
 
     with told():
@@ -81,6 +92,19 @@ def bench(
     if as_json:
         print_json(done.as_dict())
     raise typer.Exit(1 if done.faulty else 0)
+
+
+def _bench_host(size: tuple[int, int, int], dtype: str, rounds: int, out: Path | None, as_json: bool) -> None:
+    from bench import host
+
+    request = host.Request(size, canonical_dtype(dtype), max(rounds, host.ROUNDS), out)
+    done = host.on_gpu(request, terminal.gpu()) if terminal.has_gpu() else host.on_cpu(request)
+    if as_json:
+        print_json(done.as_dict())
+        return
+    if done.note:
+        console().print(done.note, highlight=False)
+    console().print(host.table(done))
 
 
 app.command()(explain_cli.explain)

@@ -18,6 +18,7 @@ _HOMES: Final[dict[str, str]] = {
     "KernelCall": "kernel_zoo.spec",
     "Recipe": "kernel_zoo.spec",
     "TileConfig": "kernel_zoo.spec",
+    "accelerate": "minblas.accelerate",
     "addmm": "minblas.torch_names",
     "baddbmm": "minblas.torch_names",
     "bmm": "minblas.torch_names",
@@ -44,6 +45,7 @@ __all__ = [
     "KernelCall",
     "Recipe",
     "TileConfig",
+    "accelerate",
     "addmm",
     "baddbmm",
     "bmm",
@@ -69,6 +71,7 @@ __all__ = [
 if TYPE_CHECKING:
     from kernel_zoo.spec import KernelCall, Recipe, TileConfig
     from minblas import errors
+    from minblas.accelerate import accelerate
     from minblas.api import gemm, plan
     from minblas.check import check
     from minblas.explain import explain

@@ -1,17 +1,22 @@
-"""gemm: one call. A warm call is a key, a dict lookup, an allocation and a launch; everything slow is in `cold`."""
+"""gemm: one call. A warm call is a short key, a dict lookup and what `warm` does; everything slow is in `cold`."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.autograd import forward_ad
 
 from kernel_zoo.spec import TileConfig
-from minblas import settings
+from minblas import op, settings
 from minblas.cache import CACHE
 from minblas.cold import PLAIN, Call, cold, make_plan, number
 from minblas.errors import GradientError
+from minblas.op_handover import must_be_seen
 from minblas.plan import LaunchPlan
+from minblas.warm import route_to
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,8 +24,10 @@ if TYPE_CHECKING:
 _REAL: Final[frozenset[Any]] = frozenset((float, int))
 _CLASSES: Final[dict[Any, int]] = {0: 0, 1: 1}
 _FP32: Final = torch.float32
+_UNIT: Final = 1  # an int: torch.compile would make a float that is left away an input of the graph
 
-_find = CACHE.get
+_find_route = CACHE.route
+_is_traced = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 _fp32_precision = torch._C._get_fp32_precision_getter
@@ -30,7 +37,7 @@ _options = settings.current
 def gemm(
     a: Tensor,
     b: Tensor,
-    alpha: float | Tensor = 1.0,
+    alpha: float | Tensor = _UNIT,
     beta: float | Tensor | None = None,
     c: Tensor | None = None,
     *,
@@ -74,54 +81,78 @@ def gemm(
     Raises:
         MinblasError: the call is refused; out is untouched. See `minblas.errors` for the kinds.
     """
-    if alpha.__class__ not in _REAL:
-        alpha = number("alpha", alpha, a)
-    if beta is None:
-        beta = 0.0 if c is None else 1.0
-    elif beta.__class__ not in _REAL:
-        beta = number("beta", beta, a)
-    key = plan = None
-    differentiable = False
-    if (
-        a.__class__ in PLAIN
-        and b.__class__ in PLAIN
-        and (c is None or c.__class__ in PLAIN)
-        and (bias is None or bias.__class__ in PLAIN)
-        and (out is None or out.__class__ in PLAIN)
-    ):
-        differentiable = _grad_enabled() and _requires_grad(a, b, c, bias, out)
-        if not differentiable:
-            follows = precision is None and a.dtype is _FP32
-            try:
-                key = (
-                    _view(a), _view(b),
-                    None if c is None else _view(c), None if bias is None else _view(bias), None if out is None else _view(out),
-                    _CLASSES.get(alpha, 2), _CLASSES.get(beta, 2), trans_a, trans_b, activation, out_dtype,
-                    _fp32_precision("cuda" if a.is_cuda else "mkldnn", "matmul") if follows else precision,
-                    deterministic, batch_invariant, _deterministic(), variant, tile, _options().token,
-                )  # fmt: skip
-                plan = _find(key)
-            except (RuntimeError, TypeError):
-                # No address (a function transform), no strides (a sparse tensor), a keyword without a hash: the cold path tells.
-                key = plan = None
-    if plan is not None:
-        plan.calls += 1
-        plan.used = True
-        result: Tensor = plan.run(a, b, c, bias, out, alpha, beta)
-        return result
+    short = None
+    if not _is_traced() and alpha.__class__ in _REAL and (beta is None or beta.__class__ in _REAL):
+        route = None
+        try:
+            short = (
+                a.shape, b.shape, 1 if alpha is _UNIT else _CLASSES.get(alpha, 2), None if beta is None else _CLASSES.get(beta, 2),
+                a is b, c is None, c is out, bias is None, out is None, trans_a, trans_b, activation, out_dtype, precision,
+                deterministic, batch_invariant, variant, tile, _deterministic(), _options().token, forward_ad._current_level,
+            )  # fmt: skip
+            route = _find_route(short)
+        except (AttributeError, RuntimeError, TypeError):
+            short = None  # no tensor, sizes without a number, a keyword without a hash: the paths below tell
+        while route is not None:
+            factor = beta if beta is not None else 0.0 if c is None else 1.0
+            result: Tensor | None = route.serve(route.plan, a, b, c, bias, out, alpha, factor)
+            if result is not None:
+                return result
+            route = route.next
+    if _is_traced() or must_be_seen(a, b, c, bias, out):
+        return op.gemm_op(
+            a, b, alpha, beta, c, bias, trans_a=trans_a, trans_b=trans_b, activation=activation, out=out, out_dtype=out_dtype,
+            precision=precision, deterministic=deterministic, batch_invariant=batch_invariant, variant=variant, tile=tile,
+        )  # fmt: skip
     call = Call(
         a, b, alpha, beta, c, trans_a, trans_b, bias, activation, out, out_dtype, precision,
         deterministic, batch_invariant, variant, tile,
     )  # fmt: skip
-    if differentiable and out is None:
+    return _by_whole_key(call, short)
+
+
+def _by_whole_key(call: Call, short: Hashable) -> Tensor:
+    """A call that no route served: by its plan where there is one, to which `short` leads from then on; else cold."""
+    a, b, c, bias, out = given = (call.a, call.b, call.c, call.bias, call.out)
+    if call.beta is None or call.alpha.__class__ not in _REAL or call.beta.__class__ not in _REAL:
+        beta = call.beta if call.beta is not None else 0.0 if c is None else 1.0
+        call = replace(call, alpha=number("alpha", call.alpha, a), beta=number("beta", beta, a))
+    if not all(tensor is None or tensor.__class__ in PLAIN for tensor in given):
+        return cold(None, call)
+    if _grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
+        if out is not None:
+            return cold(None, call)
         from minblas.autograd import differentiable_gemm
 
         return differentiable_gemm(call)
-    return cold(key, call)
+    follows = None
+    try:
+        if call.precision is None and a.dtype is _FP32:
+            kind = "cuda" if a.is_cuda else "mkldnn"
+            follows = (kind, _fp32_precision(kind, "matmul"))
+        # All that a binary, or a refusal, depends on.
+        key = (
+            *[None if tensor is None else _view(tensor) for tensor in given],
+            _CLASSES.get(call.alpha, 2), _CLASSES.get(call.beta, 2), call.trans_a, call.trans_b, call.activation, call.out_dtype,
+            call.precision if follows is None else follows[1], call.deterministic, call.batch_invariant, _deterministic(),
+            call.variant, call.tile, _options().token,
+        )  # fmt: skip
+        plan = CACHE.get(key)
+    except (RuntimeError, TypeError):
+        # No address (a function transform), no strides (a sparse tensor), a keyword without a hash: the cold path tells.
+        return cold(None, call)
+    if plan is None:
+        return cold(key, call)
+    plan.calls += 1
+    plan.used = True
+    result: Tensor = plan.run(a, b, c, bias, out, call.alpha, call.beta)
+    route = None if short is None else route_to(plan, given, follows)
+    if route is not None:
+        CACHE.learn(key, short, plan, route)
+    return result
 
 
 def _view(tensor: Tensor) -> tuple[Any, ...]:
-    """All that a binary, or a refusal, depends on in a tensor."""
     return (
         tensor.dtype,
         tensor.shape,
@@ -131,12 +162,6 @@ def _view(tensor: Tensor) -> tuple[Any, ...]:
         tensor.is_neg(),
         tensor.is_conj(),
     )
-
-
-def _requires_grad(a: Tensor, b: Tensor, *others: Tensor | None) -> bool:
-    if a.requires_grad or b.requires_grad:
-        return True
-    return any(tensor is not None and tensor.requires_grad for tensor in others)
 
 
 def plan(

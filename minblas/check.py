@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kernel_zoo.spec import Arch, GemmProblem, Refusal, TileConfig, Variant, cdiv
 from minblas import log, quarantine
 from minblas.check_cases import Case, cases
+from minblas.inside import with_torchs_own
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +79,7 @@ class CheckReport:
         return "\n".join(lines)
 
 
+@with_torchs_own
 def check(name: str | Variant, device: torch.device | str | None = None, *, quick: bool = False) -> CheckReport:
     """Verify a variant in every dtype, layout and epilogue it takes, and quarantine it where it is wrong.
 

@@ -41,7 +41,11 @@ class MinblasError(RuntimeError):
         self.given = given
         self.needed = needed
         self.remedy = remedy
-        super().__init__("; ".join((given, *([f"needed: {needed}"] if needed else []), *([remedy] if remedy else []))))
+        # No super().__init__: torch.compile cannot trace it, and would say that instead of what is wrong.
+
+    def __str__(self) -> str:
+        needed = f"needed: {self.needed}" if self.needed else ""
+        return "; ".join(filter(None, (self.given, needed, self.remedy)))
 
     def __reduce__(self) -> tuple[type[MinblasError], tuple[str, str, str]]:
         return type(self), (self.given, self.needed, self.remedy)

@@ -19,6 +19,7 @@ from heuristics.selection import Selection
 from heuristics.table import ProblemKey, problem_key
 from kernel_zoo.spec import GemmProblem, Variant
 from minblas import log, settings
+from minblas.inside import INSIDE
 from minblas.stats import COUNTERS
 from minblas.tune_shape import Bench, tune_shape
 from minblas.tune_trial import Pick
@@ -171,6 +172,7 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.enter_context(torch.no_grad())
+        stack.enter_context(INSIDE)  # the rival is torch's own, not what accelerate() put in its place
         stack.enter_context(torch.autocast(device.type, enabled=False))
         if cuda:
             stack.enter_context(torch.cuda.device(device))

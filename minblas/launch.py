@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Final
 from kernel_zoo import catalog
 from kernel_zoo.spec import Arch, GemmProblem, Recipe, Resources, TileConfig, Variant
 from minblas import log, settings
+from minblas.inside import INSIDE
 
 if TYPE_CHECKING:
     import torch
 
+    from minblas.launch_adapters import DirectLaunch
+
+#: The order in which a direct launch takes addresses.
+SLOTS: Final = ("A", "B", "C", "BIAS", "OUT", "WS")
 Slots = Mapping[str, "torch.Tensor"]
 
 #: Emulations of fp32 that the interpreter computes as plain fp32: a CPU result would not be theirs.
@@ -33,16 +38,23 @@ class Prepared(ABC):
         reason: why, where that is aten.
         compile_seconds: what preparing cost.
         workspace_bytes: scratch memory taken from torch's allocator at each call.
+        index: the number of the GPU it was compiled and loaded for; None where there is none.
     """
 
     variant: str
     reason: str = ""
     compile_seconds: float = 0.0
     workspace_bytes: int = 0
+    index: int | None = None
 
     @abstractmethod
     def __call__(self, slots: Slots, alpha: complex, beta: complex) -> None:
         """Run it on the current stream of the slots' device."""
+
+    @property
+    def direct(self) -> tuple[DirectLaunch, ...]:
+        """The same as launches that take addresses; empty where it can only be called with tensors."""
+        return ()
 
     @property
     def resources(self) -> tuple[Resources, ...]:
@@ -69,14 +81,15 @@ class Opaque(Prepared):
 
     def __call__(self, slots: Slots, alpha: complex, beta: complex) -> None:
         """Run the variant's launch with the operands' device current."""
-        if self._index is not None:
-            import torch
+        with INSIDE:
+            if self._index is not None:
+                import torch
 
-            if torch._C._cuda_getDevice() != self._index:
-                with torch.cuda.device(self._index):
-                    self._launch(self._problem, slots, alpha, beta)
-                return
-        self._launch(self._problem, slots, alpha, beta)
+                if torch._C._cuda_getDevice() != self._index:
+                    with torch.cuda.device(self._index):
+                        self._launch(self._problem, slots, alpha, beta)
+                    return
+            self._launch(self._problem, slots, alpha, beta)
 
 
 class Interpreted(Prepared):
@@ -133,8 +146,10 @@ def is_ready(variant: Variant, problem: GemmProblem, tile: TileConfig | None, ar
     if variant.recipe is None or tile is None or device.type != "cuda":
         return True
     from minblas.binaries import BINARIES
+    from minblas.launch_check import is_decided
 
-    return BINARIES.holds(variant.plan(problem, tile, arch), device)
+    recipe = variant.plan(problem, tile, arch)
+    return BINARIES.holds(recipe, device) and is_decided(recipe)
 
 
 def _opaque(variant: Variant, problem: GemmProblem, device: torch.device) -> Prepared:

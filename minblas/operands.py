@@ -48,16 +48,26 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.FakeTensor)
 
 
+def check_tensor(name: str, value: object) -> None:
+    """Refuse what is not a strided tensor, of whatever class. torch.compile can trace it.
+
+    Raises:
+        OperandError: something else, or a sparse tensor.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise OperandError(f"{name} is a {type(value).__name__}", "a torch.Tensor", "convert it with torch.as_tensor")
+    if value.layout != torch.strided:
+        raise OperandError(f"{name} has layout {value.layout}", "torch.strided", f"pass {name}.to_dense()")
+
+
 def check_plain(name: str, value: object) -> None:
     """Refuse what is not a strided tensor with its own memory.
 
     Raises:
         OperandError: something else, a sparse tensor, a wrapper around other tensors, or a tensor inside vmap or grad.
     """
-    if not isinstance(value, torch.Tensor):
-        raise OperandError(f"{name} is a {type(value).__name__}", "a torch.Tensor", "convert it with torch.as_tensor")
-    if value.layout != torch.strided:
-        raise OperandError(f"{name} has layout {value.layout}", "torch.strided", f"pass {name}.to_dense()")
+    check_tensor(name, value)
+    assert isinstance(value, torch.Tensor)
     if torch._C._functorch.is_functorch_wrapped_tensor(value):
         raise OperandError(
             f"{name} is wrapped by a function transform (torch.vmap, torch.func.grad)",
@@ -108,7 +118,7 @@ def result_dtype(inputs: str, default: str, asked: object, out: torch.Tensor | N
     Raises:
         DTypeError: `asked` and out disagree, or the inputs cannot be rounded to it.
     """
-    wanted = _dtype_name("out_dtype", asked) if asked is not None else None
+    wanted = dtype_name("out_dtype", asked) if asked is not None else None
     if out is not None:
         given = DTYPE_NAMES.get(out.dtype)
         if given is None or (wanted is not None and given != wanted):
@@ -122,11 +132,17 @@ def result_dtype(inputs: str, default: str, asked: object, out: torch.Tensor | N
     return check_out_dtype("out_dtype" if out is None else "out", wanted, inputs)
 
 
-def _dtype_name(name: str, value: object) -> str:
+def dtype_name(name: str, value: object) -> str:
+    """The project's name of a dtype that a keyword gives.
+
+    Raises:
+        DTypeError: it is none.
+    """
     try:
         return canonical_dtype(value)
     except ValueError as error:
-        raise DTypeError(f"{name} is {value!r}", "a dtype as 'bf16', 'bfloat16' or torch.bfloat16", str(error)) from None
+        known = str(error)
+    raise DTypeError(f"{name} is {value!r}", "a dtype as 'bf16', 'bfloat16' or torch.bfloat16", known)
 
 
 def check_addend(name: str, tensor: torch.Tensor, inputs: str, result: str) -> str:
@@ -172,7 +188,8 @@ def check_scalar(name: str, value: object, inputs: str) -> float | complex:
         ArgumentError: not a number: a matrix in its place, a tensor on a GPU, one with a gradient, a fraction for integer inputs.
     """
     if isinstance(value, torch.Tensor):
-        value = _scalar_tensor(name, value)
+        check_scalar_tensor(name, value)
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float, complex)):
         try:
             if isinstance(value, (str, bytes)):
@@ -193,7 +210,13 @@ def check_scalar(name: str, value: object, inputs: str) -> float | complex:
     return value
 
 
-def _scalar_tensor(name: str, value: torch.Tensor) -> float | complex:
+def check_scalar_tensor(name: str, value: torch.Tensor) -> None:
+    """Refuse a tensor that cannot be read as alpha or beta.
+
+    Raises:
+        ArgumentError: it is a matrix, or on a GPU.
+        GradientError: it wants a gradient.
+    """
     if value.dim() != 0:
         raise ArgumentError(
             f"{name} is a tensor of shape {shape_of(value)}",
@@ -208,5 +231,3 @@ def _scalar_tensor(name: str, value: torch.Tensor) -> float | complex:
         )
     if value.requires_grad and torch.is_grad_enabled():
         raise GradientError(f"{name} requires a gradient", "a number without one", "scale the result with torch instead")
-    number: float | complex = value.item()
-    return number

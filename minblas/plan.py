@@ -6,16 +6,17 @@ function. A plan holds no tensor and nothing that belongs to a stream, a graph o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from kernel_zoo.spec import VECTOR_BYTES, GemmProblem, TileConfig, pow2_divisor
+from kernel_zoo.spec import VECTOR_BYTES, GemmProblem, TileConfig
 from minblas import operands
 from minblas.errors import GradientError, OverlapError, PlanMismatch
-from minblas.overlap import Extent, overlaps, same_elements, span
+from minblas.overlap import overlaps, same_elements, span
 from minblas.problem import ScalarClass
+from minblas.signature import Signature
+from minblas.warm import Route, pattern_of, route_to, written
 
 if TYPE_CHECKING:
     from minblas.dispatch import Resolved
@@ -25,34 +26,6 @@ if TYPE_CHECKING:
 def scalar_class(value: complex) -> ScalarClass:
     """The class ("0", "1" or "x") of alpha or beta that a kernel is made for."""
     return "0" if value == 0 else "1" if value == 1 else "x"
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What a plan assumes of one operand. Strides of size-1 dimensions are left out; `align` is what the address must divide by."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    device: torch.device
-    align: int
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Signature:
-        """The signature of a tensor."""
-        shape = tuple(tensor.shape)
-        strides = tuple(stride for size, stride in zip(shape, tensor.stride(), strict=True) if size != 1)
-        return cls(tensor.dtype, shape, strides, tensor.device, pow2_divisor(tensor.data_ptr(), VECTOR_BYTES))
-
-    def difference(self, other: Signature) -> str:
-        """What of `other` breaks the assumption: "" where nothing does."""
-        for name in ("dtype", "shape", "strides", "device"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine != theirs:
-                return f"{name} {theirs} instead of {mine}"
-        if other.align < self.align:
-            return f"an address that is a multiple of {other.align} bytes only, instead of {self.align}"
-        return ""
 
 
 class LaunchPlan:
@@ -67,13 +40,17 @@ class LaunchPlan:
         tile: the variant's tile.
         rung: how it was chosen.
         reason: why, where the variant is aten.
+        direct: its launches, where they may be called with the operands' addresses as they are; else empty.
+        workspace_bytes: scratch memory that these take.
+        index: the number of the GPU that these are for.
+        strides: those of a result that is not given.
+        spans: bytes from each operand's first element to the end of its last.
     """
 
     __slots__ = (
-        "_allocates",
-        "_c_like_out", "_copies", "_integer", "_prepared", "_reads_c", "_scalars", "_signatures", "_spans", "_staged", "_trans",
-        "calls", "device", "dtype", "forced", "in_place", "problem", "provisional", "reason", "rung", "shape", "tile", "used",
-        "variant",
+        "_allocates", "_c_like_out", "_copies", "_integer", "_prepared", "_reads_c", "_routes", "_scalars", "_signatures",
+        "_staged", "_trans", "calls", "device", "direct", "dtype", "forced", "in_place", "index", "problem", "provisional",
+        "reason", "rung", "shape", "spans", "strides", "tile", "used", "variant", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -104,7 +81,15 @@ class LaunchPlan:
         self._integer = not (described.dtype.is_floating_point or described.dtype.is_complex)
         self._reads_c = described.problem is not None and described.problem.epilogue.c is not None
         self._scalars = {"alpha": scalars[0], "beta": scalars[1]}
+        self._routes: dict[tuple[bool, ...], Route] = {}
         self._note_memory(request, described)
+        prepared = self._prepared
+        as_given = prepared is not None and not self._copies and not self._staged
+        # A whole number's scalars are checked at every call, unless they are 0 or 1.
+        simple = not self._integer or {scalar_class(scalar) for scalar in scalars} <= {"0", "1"}
+        self.direct = prepared.direct if prepared is not None and as_given and simple else ()
+        self.workspace_bytes = prepared.workspace_bytes if prepared is not None else 0
+        self.index = prepared.index if prepared is not None else None
 
     def _note_memory(self, request: Request, described: Described) -> None:
         """What a later call's operands are held against."""
@@ -114,17 +99,16 @@ class LaunchPlan:
             made["a"] = request.a.mT
         if self._trans[1]:
             made["b"] = request.b.mT
-        self._spans = {
-            name: span(t.shape, [s * t.element_size() for s in t.stride()], t.element_size()) for name, t in made.items()
-        }
+        self.spans = {name: span(t.shape, [s * t.element_size() for s in t.stride()], t.element_size()) for name, t in made.items()}
         self._signatures = {name: Signature.of(tensor) for name, tensor in made.items()}
         dense = torch.empty(self.shape, dtype=self.dtype, device="meta")
+        self.strides = dense.stride()
         strides = tuple(stride for size, stride in zip(dense.shape, dense.stride(), strict=True) if size != 1)
         fresh = Signature(self.dtype, self.shape, strides, self.device, VECTOR_BYTES)
         self._allocates = not self._signatures.setdefault("out", fresh).difference(fresh)
-        self._spans.setdefault("out", span(dense.shape, [s * dense.element_size() for s in dense.stride()], dense.element_size()))
+        self.spans.setdefault("out", span(dense.shape, [s * dense.element_size() for s in dense.stride()], dense.element_size()))
         c, out = self._signatures.get("c"), self._signatures["out"]
-        self._c_like_out = c is not None and c.dtype == out.dtype and same_elements(_at_zero(c), _at_zero(out))
+        self._c_like_out = c is not None and c.dtype == out.dtype and same_elements(c.at_zero, out.at_zero)
 
     def run(
         self,
@@ -140,7 +124,8 @@ class LaunchPlan:
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         else:
-            self._check_overlap(a, b, c, bias, out)
+            self.check_overlap(a, b, c, bias, out)
+            written((out,))
         prepared = self._prepared
         if prepared is None:
             return out
@@ -172,11 +157,11 @@ class LaunchPlan:
             out.copy_(slots["OUT"])
         return out
 
-    def _check_overlap(
+    def check_overlap(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None, out: torch.Tensor
     ) -> None:
         """Addresses are not part of the key, so that out shares no memory with an input is found out at every call."""
-        spans = self._spans
+        spans = self.spans
         start = out.data_ptr()
         end = start + spans["out"]
         for name, tensor in (("a", a), ("b", b), ("c", c), ("bias", bias)):
@@ -207,12 +192,22 @@ class LaunchPlan:
             PlanMismatch: an operand, alpha or beta is not what the plan was made for; the message names it.
             GradientError: an operand requires a gradient; plans have none.
         """
+        pattern = pattern_of(a, b, c, bias, out)
+        route = self._routes.get(pattern)
+        if route is not None and alpha is None and beta is None:
+            served = route.serve(self, a, b, c, bias, out, self._scalars["alpha"], self._scalars["beta"])
+            if served is not None:
+                return served
         given: dict[str, torch.Tensor | None] = {"a": a, "b": b, "c": c, "bias": bias, "out": out}
         for name, tensor in given.items():
             self._check_operand(name, tensor)
         alpha_value, beta_value = self._scalar("alpha", alpha), self._scalar("beta", beta)
         self.calls += 1
-        return self.run(a, b, c, bias, out, alpha_value, beta_value)
+        result = self.run(a, b, c, bias, out, alpha_value, beta_value)
+        learned = route_to(self, (a, b, c, bias, out))
+        if learned is not None:
+            self._routes[pattern] = learned
+        return result
 
     def _check_operand(self, name: str, tensor: torch.Tensor | None) -> None:
         wanted = self._signatures.get(name)
@@ -256,10 +251,3 @@ class LaunchPlan:
         what = self.problem.describe() if self.problem is not None else f"empty {self.shape}"
         tile = f" {self.tile.describe()}" if self.tile is not None else ""
         return f"<minblas plan: {what} on {self.device}: {self.variant}{tile} ({self.rung})>"
-
-
-def _at_zero(signature: Signature) -> Extent:
-    """The signature's memory, as if it began at address 0."""
-    size = signature.dtype.itemsize
-    sizes = tuple(n for n in signature.shape if n != 1)
-    return Extent(0, size, sizes, tuple(stride * size for stride in signature.strides))

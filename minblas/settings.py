@@ -9,6 +9,7 @@
     MINBLAS_TUNE=never|first_use     tune what no row of a table covers when it is first met?
     MINBLAS_TUNE_BUDGET=10           seconds that this may take in all
     MINBLAS_PLAN_CACHE=4096          plans kept
+    MINBLAS_LAUNCH=native|python|triton   launch kernels from C, from Python, or through triton's JIT; the first of them that works
     MINBLAS_RECORD=file              append the problems that calls meet, for minblas tune --recorded
 
 Imports neither torch nor triton.
@@ -143,7 +144,8 @@ _PARSERS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "MINBLAS_TUNE_BUDGET": ("tune_budget", float, "a number of seconds"),
     "MINBLAS_SM_COUNT": ("sm_count", int, "a number of SMs, at least 1"),
 }
-_ELSEWHERE: Final = ("MINBLAS_LOGS", "MINBLAS_TABLE", "MINBLAS_PLAN_CACHE", "MINBLAS_COMMIT", "MINBLAS_RECORD")
+_ELSEWHERE: Final = ("MINBLAS_LOGS", "MINBLAS_TABLE", "MINBLAS_PLAN_CACHE", "MINBLAS_COMMIT", "MINBLAS_RECORD", "MINBLAS_LAUNCH")
+_LAUNCHES: Final = ("native", "python", "triton")
 
 
 def from_environment(environment: Mapping[str, str]) -> Options:
@@ -167,6 +169,7 @@ def from_environment(environment: Mapping[str, str]) -> Options:
             known = archs.names() if key == "arch" else _CHOICES.get(key)
             remedy = suggestion(environment[name].strip(), known) if known else "set it so or unset it"
             raise SettingsError(f"{name} is {environment[name]!r}", needed, remedy) from None
+    launch(environment)  # refused here: where kernels are made ready, an error passes for a kernel's
     return Options(**values)
 
 
@@ -178,6 +181,14 @@ def plan_cache_size() -> int:
     return int(text)
 
 
+def launch(environment: Mapping[str, str] = os.environ) -> str:
+    """How kernels are launched (MINBLAS_LAUNCH): "native", "python" or "triton"."""
+    text = environment.get("MINBLAS_LAUNCH", "").strip() or "native"
+    if text not in _LAUNCHES:
+        raise SettingsError(f"MINBLAS_LAUNCH is {text!r}", " or ".join(_LAUNCHES), suggestion(text, _LAUNCHES))
+    return text
+
+
 _process: Options | None = None
 _LOCAL: Final[contextvars.ContextVar[Options | None]] = contextvars.ContextVar("minblas_options", default=None)
 
@@ -185,6 +196,11 @@ _LOCAL: Final[contextvars.ContextVar[Options | None]] = contextvars.ContextVar("
 def current() -> Options:
     """The options in force here: the innermost `options` block's, else the process's."""
     return _LOCAL.get() or _process or _defaults()
+
+
+def local() -> Options | None:
+    """The options of the innermost block that is open here; None where the process's hold."""
+    return _LOCAL.get()
 
 
 def _defaults() -> Options:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 
@@ -27,6 +28,9 @@ class Stats:
         quarantined: variants and tiles that failed to compile or launch, with the error, and are passed over.
         tunes: problems tuned when they were first met (options(tune="first_use")).
         tune_seconds: time spent in that, tries that came to nothing included.
+        accelerated: what `accelerate` served, by aten's op and variant; these are in `calls` too.
+        left_to_torch: what it left to torch's own kernels, by aten's op and reason; these are not.
+        notes: what the counts cannot show.
     """
 
     calls: dict[str, int]
@@ -40,6 +44,9 @@ class Stats:
     quarantined: dict[str, str]
     tunes: int = 0
     tune_seconds: float = 0.0
+    accelerated: dict[str, dict[str, int]] = field(default_factory=dict)
+    left_to_torch: dict[str, dict[str, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The counts as plain data."""
@@ -55,15 +62,34 @@ class Stats:
         ]
         lines += [f"{self.tunes} problems tuned on first use in {self.tune_seconds:.2f} s"] if self.tune_seconds else []
         lines += [f"aten, {count} calls: {reason}" for reason, count in sorted(self.aten_reasons.items())]
+        lines += [f"accelerate served {op}: {_by_count(found)}" for op, found in sorted(self.accelerated.items())]
+        lines += [f"accelerate left {op} to torch: {_by_count(found)}" for op, found in sorted(self.left_to_torch.items())]
         lines += [f"quarantined {what}: {why}" for what, why in sorted(self.quarantined.items())]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
+
+
+def _by_count(found: Mapping[str, int]) -> str:
+    return "; ".join(f"{count} {name}" for name, count in sorted(found.items(), key=lambda item: -item[1]))
+
+
+def nested(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Counts by two names as a dict of dicts."""
+    found: dict[str, dict[str, int]] = {}
+    for (outer, inner), count in sorted(dict(counts).items()):  # a copy: other threads count on
+        found.setdefault(outer, {})[inner] = count
+    return found
 
 
 class Counters:
-    """Totals that do not sit on a live plan. Every method takes the lock: none is called on the warm path."""
+    """Totals that do not sit on a live plan. Every method takes the lock: none is called on the warm path.
+
+    `served` (aten's op, variant) and `left` (op, reason) are `accelerate`'s own, counted call by call; they stay the same objects.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.served: Counter[tuple[str, str]] = Counter()
+        self.left: Counter[tuple[str, str]] = Counter()
         self.reset()
 
     def reset(self) -> None:
@@ -78,6 +104,8 @@ class Counters:
             self.evictions = 0
             self.tunes = 0
             self.tune_seconds = 0.0
+            self.served.clear()
+            self.left.clear()
 
     def add_calls(self, variant: str, reason: str, count: int, *, warm: bool) -> None:
         """Count calls of a variant; `reason` says why where it is aten."""

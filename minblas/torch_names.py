@@ -7,7 +7,7 @@ A result that torch would resize out= for is an error, as everywhere in minblas,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -20,16 +20,21 @@ if TYPE_CHECKING:
 
 Dtype = torch.dtype | str
 
+_Tensor: Final = torch.Tensor
+_STRIDED: Final = torch.strided
+
 
 def mm(input: Tensor, mat2: Tensor, out_dtype: Dtype | None = None, *, out: Tensor | None = None) -> Tensor:
     """torch.mm: (M, K) @ (K, N)."""
-    _check_dims("mm", 2, input=input, mat2=mat2)
+    if not _strided(2, input, mat2):
+        _check_dims("mm", 2, input=input, mat2=mat2)
     return gemm(input, mat2, out=out, out_dtype=_own_type(input, out_dtype))
 
 
 def bmm(input: Tensor, mat2: Tensor, out_dtype: Dtype | None = None, *, out: Tensor | None = None) -> Tensor:
     """torch.bmm: (B, M, K) @ (B, K, N); the batch is not broadcast."""
-    _check_dims("bmm", 3, input=input, mat2=mat2)
+    if not _strided(3, input, mat2):
+        _check_dims("bmm", 3, input=input, mat2=mat2)
     _check_batch("bmm", input, mat2)
     return gemm(input, mat2, out=out, out_dtype=_own_type(input, out_dtype))
 
@@ -45,8 +50,9 @@ def addmm(
     out: Tensor | None = None,
 ) -> Tensor:
     """torch.addmm: beta * input + alpha * (M, K) @ (K, N)."""
-    _check_dims("addmm", 2, mat1=mat1, mat2=mat2)
-    _check_inner("addmm", mat1=mat1, mat2=mat2)
+    if not _strided(2, mat1, mat2) or mat1.size(1) != mat2.size(0):
+        _check_dims("addmm", 2, mat1=mat1, mat2=mat2)
+        _check_inner("addmm", mat1=mat1, mat2=mat2)
     return gemm(mat1, mat2, alpha, beta, input, out=out, out_dtype=_own_type(mat1, out_dtype))
 
 
@@ -61,14 +67,17 @@ def baddbmm(
     out: Tensor | None = None,
 ) -> Tensor:
     """torch.baddbmm: beta * input + alpha * (B, M, K) @ (B, K, N)."""
-    _check_dims("baddbmm", 3, batch1=batch1, batch2=batch2)
-    _check_batch("baddbmm", batch1, batch2)
-    _check_inner("baddbmm", batch1=batch1, batch2=batch2)
+    if not _strided(3, batch1, batch2) or batch1.size(0) != batch2.size(0) or batch1.size(2) != batch2.size(1):
+        _check_dims("baddbmm", 3, batch1=batch1, batch2=batch2)
+        _check_batch("baddbmm", batch1, batch2)
+        _check_inner("baddbmm", batch1=batch1, batch2=batch2)
     return gemm(batch1, batch2, alpha, beta, input, out=out, out_dtype=_own_type(batch1, out_dtype))
 
 
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """torch.matmul: vectors, matrices and batches of them; leading dimensions broadcast."""
+    if out is None and _strided(2, input, other):
+        return gemm(input, other, out_dtype=_own_type(input, None))
     _check_least("matmul", 1, input=input, other=other)
     row, column = input.dim() == 1, other.dim() == 1
     left = input.unsqueeze(0) if row else input
@@ -88,6 +97,8 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear: input (..., in) @ weight (out, in) transposed + bias. A weight of shape (in,) gives (...)."""
+    if _strided(None, input, weight) and input.dim() > 1 and weight.dim() == 2 and input.size(-1) == weight.size(1):
+        return gemm(input, weight, bias=bias, trans_b=True, out_dtype=_own_type(input, None))
     _check_least("linear", 1, input=input, weight=weight)
     if weight.dim() > 2:
         raise ShapeError(
@@ -104,16 +115,27 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return result.squeeze(0) if input.dim() == 1 else result
 
 
-def _own_type(tensor: Any, asked: Dtype | None) -> Dtype | None:
+def _own_type(tensor: Tensor, asked: Dtype | None) -> Dtype | None:
     """torch's rule for the result's type: integers stay as they are; the others are left to gemm."""
-    if asked is not None or not isinstance(tensor, torch.Tensor):
+    if asked is not None:
         return asked
-    return None if tensor.dtype.is_floating_point or tensor.dtype.is_complex else tensor.dtype
+    dtype = tensor.dtype
+    return None if dtype.is_floating_point or dtype.is_complex else dtype
+
+
+def _strided(dims: int | None, one: Any, other: Any) -> bool:
+    """Whether both are strided tensors, of so many dimensions where that is said: what the checks below need not look at."""
+    return (
+        isinstance(one, _Tensor)
+        and isinstance(other, _Tensor)
+        and one.layout == _STRIDED == other.layout
+        and (dims is None or (one.dim() == dims and other.dim() == dims))
+    )
 
 
 def _check_dims(function: str, wanted: int, **tensors: Any) -> None:
     for name, tensor in tensors.items():
-        operands.check_plain(name, tensor)
+        operands.check_tensor(name, tensor)
         if tensor.dim() != wanted:
             given = f"{function}: {name} is {operands.shape_of(tensor)}"
             raise ShapeError(given, f"{wanted} dimensions", "minblas.matmul broadcasts and takes any number of dimensions")
@@ -121,7 +143,7 @@ def _check_dims(function: str, wanted: int, **tensors: Any) -> None:
 
 def _check_least(function: str, least: int, **tensors: Any) -> None:
     for name, tensor in tensors.items():
-        operands.check_plain(name, tensor)
+        operands.check_tensor(name, tensor)
         if tensor.dim() < least:
             raise ShapeError(f"{function}: {name} is a 0-d tensor", "at least 1 dimension", "multiply by a number with *")
 

@@ -22,6 +22,7 @@ from kernel_zoo.compile_pool import CompilePool
 from kernel_zoo.spec import GemmProblem, Variant
 from minblas import log, quarantine, registry, settings
 from minblas.errors import ArgumentError
+from minblas.inside import with_torchs_own
 from minblas.journal import Journal, identity
 from minblas.progress import Progress
 from minblas.shapes import Shape, problems_of, unique
@@ -43,6 +44,7 @@ class TuneInterrupted(KeyboardInterrupt):
         super().__init__(f"interrupted; resume={report.journal!r} goes on")
 
 
+@with_torchs_own
 def tune(
     problems: Iterable[Shape],
     *,

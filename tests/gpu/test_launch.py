@@ -9,8 +9,9 @@ from kernel_zoo.gate import GateRow, gate
 from kernel_zoo.matrices import matrix
 from kernel_zoo.reference import make_slots, verify
 from kernel_zoo.spec import Epilogue, GemmProblem, Operand
-from minblas import launch
-from minblas.launch_cuda import DirectLaunch, TritonLaunch
+from minblas import launch, launch_check
+from minblas.launch_adapters import DirectLaunch, adapters
+from minblas.launch_cuda import TritonLaunch
 from tests.gpu.support import DEVICE, case_of
 
 TRITON_VARIANTS = [variant.name for variant in catalog.VARIANTS if variant.recipe is not None]
@@ -34,10 +35,14 @@ def out_of(case, slots):
     return matrix(slots["OUT"], case.problem.out, case.problem.batch)
 
 
+@pytest.mark.parametrize("adapter", adapters(triton.__version__), ids=lambda adapter: adapter.__name__)
 @each_case
-def test_the_direct_launch_gives_tritons_bits(case):
+def test_every_direct_launch_gives_tritons_bits(case, adapter, monkeypatch):
     runs = prepared(case)
-    assert all(isinstance(item, DirectLaunch) for item in runs._launches), "the direct launch is not used on this triton"
+    assert all(isinstance(item, DirectLaunch) for item in runs._launches), "no direct launch is used on this triton"
+    monkeypatch.setattr(launch_check, "_CHOSEN", dict.fromkeys((False, True), adapter))
+    runs = prepared(case)
+    assert {type(item) for item in runs._launches} == {adapter}
     results = []
     for kind in (None, TritonLaunch):
         if kind is not None:

@@ -4,6 +4,9 @@ import pytest
 
 import minblas
 from minblas import dispatch
+from tests.minblas.fake_gpu import gpu
+
+__all__ = ["gpu", "nothing_remembered"]
 
 
 @pytest.fixture

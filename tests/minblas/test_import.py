@@ -35,7 +35,7 @@ def test_unknown_attribute():
         minblas.gem
 
 
-@pytest.mark.parametrize("name", ["plan", "explain", "check", "tune", "warmup"])
+@pytest.mark.parametrize("name", ["accelerate", "plan", "explain", "check", "tune", "warmup"])
 def test_a_submodule_never_hides_the_function_of_its_name(name):
     done = run(
         f"import importlib, minblas; importlib.import_module('minblas.{name}'); assert callable(minblas.{name}), minblas.{name}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
@@ -11,116 +10,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from heuristics.archs import ARCHS
 from kernel_zoo import build, catalog, interpret
 from kernel_zoo.matrices import TORCH_DTYPES, matrix
-from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, KernelCall, Operand, Recipe, View
-from minblas import binaries, dispatch, errors, launch, launch_cuda
+from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, Operand, View
+from minblas import binaries, dispatch, errors, launch, launch_adapters, launch_arguments, launch_check, launch_cuda, log, settings
+from tests.minblas.fake_gpu import GPU, H200, STREAM, FakeBinary
 from tests.minblas.oracle import close
-
-H200 = ARCHS["h200"]
-GPU = torch.device("cuda", 0)
-STREAM = 4321
-
-
-class FakeBinary:
-    """A loaded kernel that checks a launch against its specialisation, then interprets it on the memory behind the addresses."""
-
-    memory: ClassVar[dict[int, tuple[str, torch.Tensor]]] = {}
-
-    def __init__(self, spec: build.Specialisation, shared: int = 0, scratch: int = 0) -> None:
-        self.spec = spec
-        self.function, self.packed_metadata = object(), (spec.num_warps, 1, shared)
-        self.metadata = SimpleNamespace(name="fake", shared=shared, global_scratch_size=scratch, profile_scratch_size=0)
-        self.launches: list[tuple] = []
-        self.described: list[tuple] = []
-
-    def launch_metadata(self, grid, stream, *arguments):
-        self.described.append((grid, stream, arguments))
-        return {"name": "fake"}
-
-    def run(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments):
-        assert function is self.function
-        assert packed is self.packed_metadata
-        assert stream == STREAM
-        assert all(isinstance(size, int) and size > 0 for size in (x, y, z))
-        assert len(arguments) == len(self.spec.kernel.arg_names)
-        constants = dict(self.spec.constants)
-        slots: dict[str, torch.Tensor] = {}
-        positional = []
-        for i, (kind, value) in enumerate(zip(self.spec.signature, arguments, strict=True)):
-            positional.append(self._check(kind, value, self.spec.divisors[i], constants.get(i), slots))
-        self.launches.append((x, y, z))
-        if enter is not None:
-            enter(metadata)
-        interpret.run(Recipe((KernelCall(self.spec.kernel, (x, y, z), tuple(positional)),)), {"OUT": torch.empty(1), **slots}, {})
-        if leave is not None:
-            leave(metadata)
-
-    def _check(self, kind, value, divisor, constant, slots):
-        if kind == "constexpr":
-            assert value == constant
-            assert type(value) is type(constant)
-            return value
-        if kind.startswith("*"):
-            address = value.data_ptr() if isinstance(value, torch.Tensor) else value
-            assert address % max(divisor, 1) == 0
-            return self._view(address, kind[1:], slots)
-        if kind.startswith("tensordesc"):
-            assert value.padding == "zero"
-            assert value.round_f32_to_tf32 is False
-            assert value.base.data_ptr() % 16 == 0
-            assert value.strides[-1] == 1
-            view = self._view(value.base.data_ptr(), kind[len("tensordesc<") :].partition("[")[0], slots)
-            assert TORCH_DTYPES[view.operand.dtype] == value.base.dtype
-            return Descriptor(view, tuple(value.shape), tuple(value.strides), tuple(value.block_shape))
-        if kind in ("i32", "i64"):
-            assert value % max(divisor, 1) == 0
-            assert value.bit_length() < int(kind[1:])
-            return value
-        assert kind == "fp32"
-        assert isinstance(value, float)
-        return value
-
-    def _view(self, address, dtype, slots):
-        slot, tensor = self.memory[address]
-        name = {triton: ours for ours, triton in build.TRITON_TYPES.items()}[dtype]
-        slots[slot] = tensor.view(TORCH_DTYPES[name])
-        return View(slot, Operand.dense(name, 1, 1))
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """A device 0 whose kernels are fakes, its memory the CPU's."""
-    made: list[FakeBinary] = []
-    FakeBinary.memory = {}
-    settings = SimpleNamespace(made=made, shared=0, scratch=0, current=0, entered=[])
-
-    def compile_binary(spec, cc):
-        assert cc == 90
-        made.append(FakeBinary(spec, settings.shared, settings.scratch))
-        return made[-1]
-
-    def device(index):
-        settings.entered.append(getattr(index, "index", index))
-        return nullcontext()
-
-    monkeypatch.setattr(build, "compile_binary", compile_binary)
-    monkeypatch.setattr(binaries.BINARIES, "_loaded", {})
-    monkeypatch.setattr(launch_cuda, "_VERDICTS", {False: True, True: True})
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: settings.current, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
-    real = torch.empty
-
-    def empty(*arguments, **keywords):
-        tensor = real(*arguments, **{**keywords, "device": "cpu"})
-        if keywords.get("device") == GPU:
-            FakeBinary.memory[tensor.data_ptr()] = ("WS", tensor)
-        return tensor
-
-    monkeypatch.setattr(torch, "empty", empty)
-    return settings
 
 
 def slots_of(problem: GemmProblem) -> dict[str, torch.Tensor]:
@@ -183,6 +78,10 @@ def test_binaries_are_shared_by_equal_specialisations(gpu):
     assert launch.is_ready(catalog.get("tiled"), problem, tile, H200, GPU)
     assert not launch.is_ready(catalog.get("tiled"), problem_of(33, 18, 48), tile, H200, GPU)
     assert launch.is_ready(catalog.get("aten"), problem, None, H200, GPU)
+    chosen = dict(launch_check._CHOSEN)
+    launch_check._CHOSEN.clear()  # how it is launched would have to be found out, by launching
+    assert not launch.is_ready(catalog.get("tiled"), problem, tile, H200, GPU)
+    launch_check._CHOSEN.update(chosen)
     tiled()
     assert len(gpu.made) == 1
     launch.prepare(catalog.get("tiled"), problem, tile, H200, torch.device("cuda", 1))
@@ -234,7 +133,7 @@ def test_tritons_own_launch(gpu, monkeypatch):
     from triton.runtime.interpreter import InterpretedFunction
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    monkeypatch.setattr(launch_cuda, "_VERDICTS", {False: False, True: False})
+    monkeypatch.setattr(launch_check, "_CHOSEN", dict.fromkeys((False, True)))
     launched = []
 
     def fake_kernel(kernel):
@@ -275,32 +174,140 @@ def test_scratch_memory_leaves_the_direct_launch_alone(gpu):
 def test_an_untested_triton_is_not_launched_directly(gpu, monkeypatch, caplog):
     import triton
 
-    monkeypatch.setattr(launch_cuda, "_VERDICTS", {})
+    monkeypatch.setattr(launch_check, "_CHOSEN", {})
     monkeypatch.setattr(triton, "__version__", "9.9.1")
     with caplog.at_level("WARNING", logger="minblas"):
-        assert not launch_cuda.direct_launch_works(False, H200, GPU)
-        assert not launch_cuda.direct_launch_works(False, H200, GPU)
+        assert launch_check.adapter_for(False, H200, GPU) is None
+        assert launch_check.adapter_for(False, H200, GPU) is None
     assert sum("triton 9.9.1 was not tested" in record.message for record in caplog.records) == 1
 
 
-@pytest.mark.parametrize("outcome", [True, False, RuntimeError("invalid argument")])
-def test_the_check_before_first_use(gpu, monkeypatch, outcome):
-    """A launch that computes, one that does nothing, one that raises."""
-    monkeypatch.setattr(launch_cuda, "_VERDICTS", {})
-    for name in ("arange", "full"):
-        real = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *arguments, real=real, device=None, **keywords: real(*arguments, **keywords))
+class Checked(launch_adapters.RunLaunch):
+    """A launch that computes the check's product, or fails in a way of its own."""
+
+    fault: ClassVar[object] = None
+    launches: ClassVar[list[str]] = []
+
+    def _made(self):
+        return self.compute_directly
+
+    def compute_directly(self, values):
+        self.launches.append(type(self).__name__)
+        if isinstance(self.fault, Exception):
+            raise self.fault
+        if self.fault != "does nothing":
+            self.compute(values[4], values[6] + (self.fault == "another alpha"), values[7])
+
+    def hooked(self, slots, alpha, beta, stream, enter, leave):
+        self.launches.append("triton")
+        self.compute(slots["OUT"].data_ptr(), alpha, beta)
+
+    def compute(self, out, alpha, beta):
+        slots = {FakeBinary.memory[address][0]: FakeBinary.memory[address][1] for address in FakeBinary.memory}
+        assert slots["OUT"].data_ptr() == out
+        product = slots["A"].float() @ slots["B"].float().T
+        slots["OUT"].copy_(alpha * product + beta * slots["C"] + slots["BIAS"])
+
+
+class CheckedNext(Checked):
+    """What is tried after it."""
+
+
+FAULTS = [None, "does nothing", "another alpha", RuntimeError("invalid argument"), LookupError("no such launcher")]
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_the_check_before_first_use(gpu, monkeypatch, caplog, described, fault):
+    """The fastest adapter that does as triton's own launch is taken, one that does not is left out and named."""
+    monkeypatch.setattr(launch_check, "_CHOSEN", {})
+    monkeypatch.setattr(launch_check, "adapters", lambda version, native: (Checked, CheckedNext))
+    monkeypatch.setattr(Checked, "fault", fault)
+    monkeypatch.setattr(CheckedNext, "fault", None)
+    monkeypatch.setattr(Checked, "launches", [])
+    real = launch_check._operands
+
+    def operands(device):
+        slots = real(torch.device("cpu"))
+        FakeBinary.memory = {tensor.data_ptr(): (name, tensor) for name, tensor in slots.items()}
+        return slots
+
+    monkeypatch.setattr(launch_check, "_operands", operands)
+    monkeypatch.setattr(log, "_SAID", set())
     generator = torch.random.get_rng_state()
-
-    def run_all(self, slots, alpha, beta):
-        if isinstance(outcome, Exception):
-            raise outcome
-        if outcome:
-            slots["OUT"].copy_(slots["A"].float() @ slots["B"].float().T)
-
-    monkeypatch.setattr(launch_cuda.Compiled, "__call__", run_all)
-    assert launch_cuda.direct_launch_works(True, H200, GPU) is (outcome is True)
+    with caplog.at_level("WARNING", logger="minblas"):
+        chosen = launch_check.adapter_for(described, H200, GPU)
+    assert chosen is (Checked if fault is None else CheckedNext)
+    assert Checked.launches[:2] == ["triton", "Checked"]
     assert torch.equal(torch.random.get_rng_state(), generator)
+    assert launch_check.adapter_for(described, H200, GPU) is chosen
+    assert len(Checked.launches) == (2 if fault is None else 4)
+    said = [record.getMessage() for record in caplog.records if "failed its check" in record.message]
+    assert len(said) == (fault is not None)
+    assert all(
+        "Checked failed its check" in words and str(fault if isinstance(fault, Exception) else "") in words for words in said
+    )
+
+
+def test_how_kernels_are_launched_is_a_setting(gpu, monkeypatch):
+    asked = []
+
+    def adapters(version, *, native):
+        asked.append(native)
+        return (launch_adapters.RunLaunch,)
+
+    monkeypatch.setattr(launch_check, "adapters", adapters)
+    monkeypatch.setattr(launch_check, "_disagreement", lambda *arguments: "")
+    for wanted, native in (("", [True]), ("native", [True]), ("python", [False]), ("triton", [])):
+        monkeypatch.setattr(launch_check, "_CHOSEN", {})
+        monkeypatch.setenv("MINBLAS_LAUNCH", wanted)
+        asked.clear()
+        _, prepared = tiled()
+        assert asked == native
+        assert isinstance(prepared._launches[0], launch_adapters.RunLaunch if native else launch_cuda.TritonLaunch)
+    with pytest.raises(errors.SettingsError, match="MINBLAS_LAUNCH is 'cuda'"):
+        settings.from_environment({"MINBLAS_LAUNCH": "cuda"})
+
+
+def test_the_fastest_adapter_comes_first():
+    from minblas.launch_native import NativeLaunch
+
+    for version, python in (("3.6.0", launch_adapters.FlatLaunch), ("3.7.1", launch_adapters.NestedLaunch)):
+        assert launch_adapters.adapters(version) == (NativeLaunch, python, launch_adapters.RunLaunch)
+        assert launch_adapters.adapters(version, native=False) == (python, launch_adapters.RunLaunch)
+
+
+def test_no_adapter_is_right(gpu, monkeypatch, caplog):
+    monkeypatch.setattr(launch_check, "_CHOSEN", {})
+    monkeypatch.setattr(launch_check, "_disagreement", lambda *arguments: "a product that differs")
+    with caplog.at_level("WARNING", logger="minblas"):
+        _, prepared = tiled()
+    assert isinstance(prepared._launches[0], launch_cuda.TritonLaunch)
+    assert prepared.direct == ()
+    assert sum("no direct launch passed its check" in record.message for record in caplog.records) == 1
+
+
+def test_a_kernel_that_the_adapter_does_not_know_is_run_by_triton(gpu, monkeypatch):
+    class Particular(launch_adapters.RunLaunch):
+        def _made(self):
+            raise LookupError("a descriptor was not compiled to a tensor map")
+
+    monkeypatch.setattr(launch_check, "_CHOSEN", dict.fromkeys((False, True), Particular))
+    problem, prepared = tiled()
+    assert type(prepared._launches[0]) is launch_adapters.RunLaunch
+    check(problem, prepared, slots_of(problem))
+
+
+def test_what_is_kept_by_address_is_bounded(monkeypatch):
+    monkeypatch.setattr(launch_arguments, "MOST_KEPT", 4)
+    made = []
+    kept = launch_arguments.ByAddress(lambda address: made.append(address) or -address, offset=16)
+    for _ in range(2):
+        assert [kept[address] for address in (0, 256, 512)] == [-16, -272, -528]
+    assert made == [16, 272, 528]
+    for address in range(0, 4096, 64):
+        assert kept[address] == -address - 16
+        assert len(kept) <= 4
 
 
 def test_host_descriptors_satisfy_tritons_own_encoder(monkeypatch):
@@ -316,7 +323,8 @@ def test_host_descriptors_satisfy_tritons_own_encoder(monkeypatch):
     monkeypatch.setattr(nvidia.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
     metadata = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [64, 64], "fp4_padded": False}
     tensor = torch.empty(128, 96, dtype=torch.float16)
-    ours = launch_cuda.HostDescriptor(launch_cuda.Address(tensor.data_ptr(), tensor.dtype), [128, 96], [96, 1], [64, 64])
+    described = Descriptor(View("A", Operand.dense("fp16", 128, 96)), (128, 96), (96, 1), (64, 64))
+    ours = launch_arguments.HostDescriptor(described, tensor.data_ptr())
     theirs = triton.tools.tensor_descriptor.TensorDescriptor(tensor, [128, 96], [96, 1], [64, 64])
     assert nvidia.make_tensordesc_arg(ours, metadata) == nvidia.make_tensordesc_arg(theirs, metadata) == ["map", 128, 96, 96, 1]
     assert encoded[0] == encoded[1]
