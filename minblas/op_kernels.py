@@ -36,17 +36,24 @@ _REASON: Final = "it chooses a kernel by shapes and addresses"
 
 _grad_enabled = torch.is_grad_enabled
 _any_requires_grad = _C._any_requires_grad
+_increment_version = torch.autograd.graph.increment_version
 _tracing_state = _C._get_tracing_state
 _set_tracing_state: Any = _C._set_tracing_state  # type: ignore[attr-defined]
 
 
-def _plain_keys(device: str) -> int:
-    keys = _C.DispatchKeySet(getattr(_KEYS, device)) | _C.DispatchKeySet(getattr(_KEYS, f"Autograd{device}"))
-    return int(keys.raw_repr())
+def _plain_keys(*beside: str) -> frozenset[int]:
+    """Dispatch keys of a call that nothing but autograd watches: nothing need be dispatched to any more."""
+    sets = []
+    for device in ("CPU", "CUDA"):
+        keys = _C.DispatchKeySet(getattr(_KEYS, device))
+        for name in (f"Autograd{device}", *beside):
+            keys = keys | _C.DispatchKeySet(getattr(_KEYS, name))
+        sets.append(int(keys.raw_repr()))
+    return frozenset(sets)
 
 
-#: Dispatch keys of a call that nothing but autograd watches: nothing need be dispatched to any more.
-_PLAIN: Final = frozenset(map(_plain_keys, ("CPU", "CUDA")))
+_PLAIN: Final = _plain_keys()
+_PLAIN_OUT: Final = _plain_keys("ADInplaceOrView")
 
 
 def kernels(op: Any, multiply: Multiply) -> list[Kernel]:
@@ -92,12 +99,16 @@ def out_kernels(op: Any) -> list[Kernel]:
     """The kernels of gemm_out. Under autocast nothing is cast, as nothing is for torch's own out= overloads."""
 
     def autograd(keys: Any, *args: Any) -> None:
-        _refuse_gradients(args)
+        if forward_ad._current_level >= 0 or (_grad_enabled() and _any_requires_grad(*args)):
+            _refuse_gradients(args)
+        if keys.raw_repr() in _PLAIN_OUT:
+            _increment_version(args[_OUT_PLACE])
+            return compute_out(*args)
         with _C._AutoDispatchBelowAutograd():
             op.redispatch(keys & _C._after_autograd_keyset, *args)
 
     def count_version(keys: Any, *args: Any) -> None:
-        torch.autograd.graph.increment_version(args[_OUT_PLACE])
+        _increment_version(args[_OUT_PLACE])
         with _C._AutoDispatchBelowADInplaceOrView():
             op.redispatch(keys & _C._after_ADInplaceOrView_keyset, *args)
 

@@ -2,7 +2,8 @@
 
 Where torch and gemm differ, torch's rule holds here: integer products keep the inputs' type, mm and bmm do not broadcast, addmm's
 beta is 1.
-A result that torch would resize out= for is an error, as everywhere in minblas, and torch.autocast casts nothing here.
+A result that torch would resize out= for is an error, as everywhere in minblas. torch.autocast casts as it does for torch's own
+products, out= left as it is.
 """
 
 from __future__ import annotations

@@ -178,7 +178,9 @@ class Callable:
 
 
 @pytest.mark.parametrize(
-    "function", [generator, coroutine, asynchronous, Callable, Callable(), functools.partial(generator), 3], ids=str
+    "function",
+    [generator, coroutine, asynchronous, Callable, Callable(), functools.partial(generator), 3],
+    ids=["generator", "coroutine", "asynchronous generator", "class", "object", "partial", "number"],
 )
 def test_what_does_not_run_when_called_is_not_decorated(function):
     with pytest.raises(errors.ArgumentError, match=r"needed: a function whose body runs.*with minblas.accelerate"):
