@@ -13,10 +13,11 @@ from kernel_zoo.spec import TileConfig
 from minblas import op, settings
 from minblas.cache import CACHE
 from minblas.cold import PLAIN, Call, cold, make_plan, number
+from minblas.dynamo import unseen_by_dynamo
 from minblas.errors import GradientError
 from minblas.op_handover import must_be_seen
 from minblas.plan import LaunchPlan
-from minblas.warm import route_to
+from minblas.warm import DirectRoute, Route, route_to
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -193,3 +194,9 @@ def plan(
                 needed = "operands without gradients: a plan has none"
                 raise GradientError(f"{name} requires a gradient", needed, "use minblas.gemm, or torch.no_grad()")
     return make_plan(call.plain())
+
+
+# gemm itself is traced, as far as the operator.
+unseen_by_dynamo(
+    (_by_whole_key, plan, Route.serve, DirectRoute.serve, LaunchPlan.__call__), "plans are made and called outside of graphs"
+)

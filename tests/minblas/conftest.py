@@ -3,15 +3,16 @@
 import pytest
 
 import minblas
-from minblas import dispatch
+from minblas import dispatch, log
 from tests.minblas.fake_gpu import gpu
 
 __all__ = ["gpu", "nothing_remembered"]
 
 
 @pytest.fixture
-def nothing_remembered():
-    """No plans, no failures and no counts, before and after."""
+def nothing_remembered(monkeypatch):
+    """No plans, no failures and no counts, before and after; nothing was said before."""
+    monkeypatch.setattr(log, "_SAID", set())
     dispatch.forget_plans()
     dispatch.QUARANTINE.forgive()
     minblas.stats(reset=True)
