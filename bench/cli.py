@@ -54,22 +54,24 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write JSON Lines here.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw PNG files into this folder.")] = None,
     host: Annotated[bool, typer.Option("--host", help="Time what a call costs the host instead.")] = False,
-    size: Annotated[tuple[int, int, int], typer.Option(help="With --host: M N K.")] = (256, 256, 256),
+    size: Annotated[tuple[int, int, int] | None, typer.Option(help="With --host: M N K; 256 256 256 by default.")] = None,
     arch: ArchName = None,
     as_json: AsJson = False,
 ) -> None:
     """Sweep sizes against torch.matmul. Without a GPU: check small sizes on the CPU and show what --arch would get."""
     if host:
         with told():
-            if suite or shape_class or limit or plots:
+            if suite or shape_class or limit or plots or budget or workers or arch or not (aten and eager):
                 raise ValueError(
                     "bench --host times one size; needed: --size M N K, --dtype, --rounds, --out, --json and nothing else"
                 )
-            _bench_host(size, dtype or "bf16", rounds, out, as_json)
+            _bench_host(size or (256, 256, 256), dtype or "bf16", rounds, out, as_json)
         return
     from bench import run
 
     with told():
+        if size is not None:
+            raise ValueError("bench --size is for --host; needed: --host beside it, or --suite, --class and --limit for a sweep")
         request = run.Request(
             suites=tuple(suite or ()),
             classes=tuple(shape_class or ()),

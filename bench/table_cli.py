@@ -9,7 +9,7 @@ import typer
 
 from bench.terminal import AsJson, console, print_json, told
 
-app = typer.Typer(no_args_is_help=True, help="Tuned tables: show, diff, merge, verify, prune, generate, fit.")
+app = typer.Typer(no_args_is_help=True, help="Tuned tables: show, diff, merge, verify, prune, generate, fit, regret.")
 
 Names = Annotated[list[str] | None, typer.Argument(help="Files or devices; the packaged tables by default.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Compile processes; one per CPU by default.")]

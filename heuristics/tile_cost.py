@@ -6,6 +6,7 @@ is worked out once for each of those and every pair of `pairs`, as columns. `cos
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -137,9 +138,10 @@ class Setting:
 
     def costs(self, numbers: Rows) -> TileCosts:
         """The costs of those pairs."""
-        known, there_are = self._costs, len(PAIRS)
-        if known.shape[1] < there_are:
-            new = np.stack(self._work_out(PAIRS.columns(known.shape[1], there_are)))
+        known, there_are = self._costs, len(PAIRS)  # read once: another thread may work out the same
+        first = known.shape[1]
+        if first < there_are:
+            new = np.stack(self._work_out(PAIRS.columns(first, there_are), PAIRS.tiles[first:there_are]))
             known = self._costs = np.concatenate([known, new], axis=1)
         return TileCosts(*known.take(numbers, axis=1))
 
@@ -166,11 +168,9 @@ class Setting:
             0.01 * t.block_n * (t.warps if along else 1), factor,
         )  # fmt: skip
 
-    def _work_out(self, t: Columns) -> TileCosts:
-        """The costs of any pairs, by column."""
+    def _work_out(self, t: Columns, tiles: Sequence[str]) -> TileCosts:
+        """The costs of any pairs, by column; `tiles` as a table corrects them."""
         loops, of_loop = self._loops(t)
-        first = self._costs.shape[1]
-        tiles = PAIRS.tiles[first : first + len(of_loop)]
         corrected = [self.kernels.corrections(one) for one in loops]
         factors = np.array([corrected[i].get(tile, PLAIN) for i, tile in zip(of_loop.tolist(), tiles, strict=True)])
         make: Any = Coefficients  # of columns, for once

@@ -18,9 +18,11 @@ from minblas import device as devices
 from minblas import dispatch, errors, settings
 from minblas.accelerate_rules import STAYS, Left, refusal, torchs_own
 from minblas.cache import CACHE
-from minblas.cold import PLAIN, Call, make_plan
+from minblas.cold import Call, make_plan
+from minblas.guards import PLAIN
 from minblas.inside import INSIDE
 from minblas.plan import LaunchPlan
+from minblas.signature import key_of
 from minblas.stats import COUNTERS
 from minblas.warm import route_to
 
@@ -120,7 +122,7 @@ def _by_whole_key(name: str, short: Hashable, given: Given, alpha: float, beta: 
     kind = "cuda" if a.is_cuda else "mkldnn"
     precision = (kind, _fp32_precision(kind, "matmul"))
     try:
-        key = (short, *[None if tensor is None else _view(tensor) for tensor in given], precision)
+        key = (short, *[None if tensor is None else key_of(tensor) for tensor in given], precision)
     except RuntimeError:  # no address
         _left[name, "operands without memory of their own"] += 1
         return None
@@ -148,11 +150,6 @@ def _run(name: str, plan: LaunchPlan | Left, given: Given, alpha: float, beta: f
         return None
     _served[name, plan.variant] += 1
     return result
-
-
-def _view(tensor: Tensor) -> tuple[Any, ...]:
-    """All that a plan, or torch's own rules, depend on in a tensor."""
-    return (tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.device, tensor.is_neg())
 
 
 def _renamed(name: str, given: Given, alpha: float, beta: float, out_dtype: Any) -> Tensor | None:

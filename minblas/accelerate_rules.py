@@ -19,6 +19,7 @@ _REFUSALS: Final[dict[type[Exception], tuple[str, bool]]] = {
     errors.DTypeError: ("types that no kernel takes", True),
     errors.DeviceError: ("operands of several devices, or of one that minblas does not serve", True),
     errors.VariantError: ("the variant that is forced cannot serve it", True),
+    errors.UnknownVariantError: ("the options name a variant that there is not", True),
     errors.OverlapError: ("out= shares memory with an input or with itself", False),
     errors.ColdCallError: ("its kernel is not compiled, and may not be now (on_cold, or a graph capture)", False),
     errors.LaunchError: ("its kernel did not compile or launch", False),

@@ -12,11 +12,13 @@ from torch.autograd import forward_ad
 from kernel_zoo.spec import TileConfig
 from minblas import op, settings
 from minblas.cache import CACHE
-from minblas.cold import PLAIN, Call, cold, make_plan, number
+from minblas.cold import Call, cold, make_plan, number
 from minblas.dynamo import unseen_by_dynamo
 from minblas.errors import GradientError
+from minblas.guards import PLAIN
 from minblas.op_handover import must_be_seen
 from minblas.plan import LaunchPlan
+from minblas.signature import key_of
 from minblas.warm import DirectRoute, Route, route_to
 
 if TYPE_CHECKING:
@@ -133,9 +135,9 @@ def _by_whole_key(call: Call, short: Hashable) -> Tensor:
             follows = (kind, _fp32_precision(kind, "matmul"))
         # All that a binary, or a refusal, depends on.
         key = (
-            *[None if tensor is None else _view(tensor) for tensor in given],
+            *[None if tensor is None else key_of(tensor) for tensor in given],
             _CLASSES.get(call.alpha, 2), _CLASSES.get(call.beta, 2), call.trans_a, call.trans_b, call.activation, call.out_dtype,
-            call.precision if follows is None else follows[1], call.deterministic, call.batch_invariant, _deterministic(),
+            follows or call.precision, call.deterministic, call.batch_invariant, _deterministic(),
             call.variant, call.tile, _options().token,
         )  # fmt: skip
         plan = CACHE.get(key)
@@ -151,18 +153,6 @@ def _by_whole_key(call: Call, short: Hashable) -> Tensor:
     if route is not None:
         CACHE.learn(key, short, plan, route)
     return result
-
-
-def _view(tensor: Tensor) -> tuple[Any, ...]:
-    return (
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
-        tensor.data_ptr() & 15,
-        tensor.device,
-        tensor.is_neg(),
-        tensor.is_conj(),
-    )
 
 
 def plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,7 @@ from minblas import device as devices
 from minblas import dispatch, operands, record, settings
 from minblas.cache import CACHE
 from minblas.errors import ArgumentError, MinblasError, OperandError, suggestion
+from minblas.guards import PLAIN
 from minblas.plan import LaunchPlan, scalar_class
 from minblas.problem import Described, Request, describe
 from minblas.stats import COUNTERS
@@ -19,9 +20,6 @@ from minblas.values import check_activation, check_flag, check_precision
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-#: Types whose memory is their own; others are looked at here.
-PLAIN: Final[frozenset[Any]] = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,6 +158,8 @@ def make_plan(call: Call) -> LaunchPlan:
         raise OperandError(
             "the operands have shapes and no data", "tensors with memory", "use minblas.explain to see what would serve"
         )
+    for name, tensor in (*request.inputs.items(), *([("out", request.out)] if request.out is not None else [])):
+        operands.check_memory(name, tensor)
     resolved = None
     if described.problem is not None:
         record.note(described.problem)

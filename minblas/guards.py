@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+
+#: Types whose memory is their own; others are looked at by the cold path.
+PLAIN: Final[frozenset[Any]] = frozenset((torch.Tensor, torch.nn.Parameter))
 
 _is_hidden = torch._C._dispatch_tls_is_dispatch_key_excluded
 _VIEW_KEYS = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)

@@ -15,6 +15,7 @@ from kernel_zoo.spec import Arch, Descriptor, Epilogue, GemmProblem, KernelCall,
 from kernel_zoo.triton_compat import TESTED, is_tested
 from minblas import log, settings
 from minblas.binaries import BINARIES
+from minblas.inside import with_torchs_own
 from minblas.launch_adapters import DirectLaunch, adapters
 from minblas.launch_arguments import values_of
 
@@ -65,6 +66,7 @@ def _choose(described: bool, arch: Arch, device: torch.device) -> type[DirectLau
     return None
 
 
+@with_torchs_own
 def _disagreement(adapter: type[DirectLaunch], described: bool, arch: Arch, device: torch.device) -> str:
     """What is wrong with a small product that is launched directly, beside the same binary launched by triton; "" where nothing is.
 

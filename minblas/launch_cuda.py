@@ -1,7 +1,7 @@
 """Compiled kernels on a GPU, launched directly where that was found to do as triton does, else through triton's JIT.
 
 A direct launch skips triton's specialisation guards, so a plan may only be used for operands of the alignment and strides it was
-made for: the plan cache's key sees to that.
+made for: the plan cache's key, a route's check and the plan's own see to that.
 """
 
 from __future__ import annotations

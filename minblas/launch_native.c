@@ -180,7 +180,7 @@ static PyObject *new_launch(PyTypeObject *type, PyObject *arguments, PyObject *n
   }
   Launch *self = NULL;
   if (ready.len > MOST_BYTES || PyTuple_GET_SIZE(parameters) > MOST_PARAMETERS || PyTuple_GET_SIZE(gaps) > MOST_PARAMETERS) {
-    PyErr_SetString(PyExc_ValueError, "a kernel has more parameters than a launch takes");
+    PyErr_SetString(PyExc_LookupError, "a kernel has more parameters than a launch takes");
   } else if (value_count == 0 || (uint64_t)x * y * z == 0) {
     PyErr_SetString(PyExc_ValueError, "a launch needs a grid and a stream");
   } else {

@@ -17,9 +17,10 @@ from torch.utils.flop_counter import register_flop_formula
 from kernel_zoo.matrices import TORCH_DTYPES
 from kernel_zoo.spec import TileConfig
 from minblas import op_fake, op_kernels, op_vmap, settings
-from minblas.cold import PLAIN, Call, number
+from minblas.cold import Call, number
 from minblas.dynamo import unseen_by_dynamo
 from minblas.errors import ArgumentError
+from minblas.guards import PLAIN
 from minblas.op_handover import prepare_sharding, prepare_sharding_of_any
 from minblas.operands import check_gradients, dtype_name, input_dtype
 from minblas.values import check_activation, check_flag, check_precision

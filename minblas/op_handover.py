@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.autograd import forward_ad
 
-from minblas.cold import PLAIN
 from minblas.dynamo import unseen_by_dynamo
 from minblas.errors import OutError
+from minblas.guards import PLAIN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,14 +37,15 @@ def _bits(*names: str) -> int:
 
 
 _WATCHED: Final = _bits(*_WATCHING)
+_is_zero: Final = torch._is_zerotensor
 _AUTOGRAD: Final = _bits("AutogradCPU", "AutogradCUDA") & ~_bits("CPU", "CUDA")
 
 
 def must_be_seen(*operands: Tensor | None) -> bool:
     """Whether a call with these operands is to go through the op."""
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.layout is torch.strided]
-    if not all(map(_C._has_storage, tensors)) or _C._get_tracing_state() is not None:
-        return True  # a wrapper of torch.vmap, torch.func.grad or is_grads_batched; torch.jit.trace
+    if not all(map(_C._has_storage, tensors)) or any(map(_is_zero, tensors)) or _C._get_tracing_state() is not None:
+        return True  # a wrapper of torch.vmap, torch.func.grad or is_grads_batched; zeros without memory; torch.jit.trace
     forward_mode = forward_ad._current_level >= 0
     if not (
         forward_mode

@@ -15,7 +15,7 @@ from minblas.errors import OperandError, ShapeError
 Dims = Sequence[int | None]
 
 #: Where c and bias, and the tensors for alpha and beta, stand among what follows a, b (and out).
-_ADDENDS: Final = (2, 3)
+_ADDENDS: Final = {2: "c", 3: "bias"}
 _SCALARS: Final = {13: "alpha", 14: "beta"}
 
 
@@ -54,9 +54,18 @@ def _in_front(size: int, a: Tensor, b: Tensor, rest: Sequence[Any], dims: Dims, 
             )
     rank = max(tensor.dim() - (dim is not None) for tensor, dim in ((a, dims[0]), (b, dims[1])))
     values = list(rest)
-    for place in _ADDENDS[: len(values)]:
-        if place < len(values) and rest_dims[place] is not None:
-            values[place] = _move(values[place], rest_dims[place], rank)
+    for place, name in _ADDENDS.items():
+        addend = values[place] if place < len(values) else None
+        if addend is None:
+            continue
+        seen = addend.dim() - (rest_dims[place] is not None)
+        if seen > rank:  # one that is not mapped would be taken for one that is
+            raise ShapeError(
+                f"{name} has {seen} dimensions inside torch.vmap and the result has {rank}",
+                f"a {name} that broadcasts to the result",
+                f"reshape or expand {name}",
+            )
+        values[place] = _move(addend, rest_dims[place], rank)
     if dims[0] is None and dims[1] is None:
         a = a.expand(size, *[1] * (rank - a.dim()), *a.shape)
     return [_move(a, dims[0], rank), _move(b, dims[1], rank), *values]

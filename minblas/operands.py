@@ -1,4 +1,7 @@
-"""What an operand may be: a plain strided tensor of one known dtype, on the CPU or on one GPU. Cold path only."""
+"""What an operand may be: a plain strided tensor of one known dtype, on the CPU or on one GPU.
+
+For the cold path, but for `extent`, `check_version` and, of integers, `check_scalar`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 
 from kernel_zoo.matrices import TORCH_DTYPES
 from kernel_zoo.spec import canonical_dtype
-from minblas.errors import ArgumentError, DeviceError, DTypeError, GradientError, OperandError
+from minblas.errors import ArgumentError, DeviceError, DTypeError, GradientError, OperandError, OutError
 from minblas.overlap import Extent
 from minblas.values import check_out_dtype
 
@@ -80,6 +83,27 @@ def check_plain(name: str, value: object) -> None:
         raise OperandError(
             f"{name} is a {kind}, a tensor subclass", "a plain torch.Tensor", f"unwrap it first ({kind}s: to_local(), dequantize())"
         )
+
+
+def check_memory(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose memory was given back; a kernel would read address 0.
+
+    Raises:
+        OperandError: its storage is empty, and it is not.
+    """
+    if tensor.numel() and not tensor.data_ptr():
+        raise OperandError(f"{name} has no memory: its storage was freed", "a tensor with memory", "restore its storage first")
+
+
+def check_version(out: torch.Tensor) -> None:
+    """Refuse to write, outside of inference mode, what was made in it: autograd could not see it.
+
+    Raises:
+        OutError: as torch has it.
+    """
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        remedy = "call under torch.inference_mode(), or pass out.clone()"
+        raise OutError("out was made in inference mode", "an out that was made outside of it", remedy)
 
 
 def check_devices(tensors: Mapping[str, torch.Tensor]) -> torch.device:

@@ -124,6 +124,7 @@ class LaunchPlan:
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         else:
+            operands.check_version(out)
             self.check_overlap(a, b, c, bias, out)
             written((out,))
         prepared = self._prepared
@@ -224,6 +225,7 @@ class LaunchPlan:
                 raise PlanMismatch(f"{name} {state}", needed, remedy)
             return
         operands.check_plain(name, tensor)
+        operands.check_memory(name, tensor)
         if tensor.requires_grad and torch.is_grad_enabled():
             raise GradientError(
                 f"{name} requires a gradient", "operands without gradients: a plan has none", "use minblas.gemm, or torch.no_grad()"

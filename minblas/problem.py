@@ -182,7 +182,7 @@ def _check_out(request: Request, shape: tuple[int, ...]) -> bool:
         raise OverlapError(
             f"out has shape {given} and strides {out.stride()}: elements share memory",
             "an out without overlap",
-            "pass out.contiguous()",
+            "leave out= away, or pass one from torch.empty",
         )
     in_place = False
     for name, tensor in request.inputs.items():

@@ -87,8 +87,8 @@ def unregister(name: str) -> None:
     with _LOCK:
         left = tuple(variant for variant in _registered if variant.name != name)
         if len(left) == len(_registered):
-            known = [variant.name for variant in _registered] or ["none"]
-            remedy = suggestion(name, known)
+            known = [variant.name for variant in _registered]
+            remedy = suggestion(name, known) if known else "none is registered"
             raise UnknownVariantError(f"no registered variant is named {name!r}", "a name that register_variant was given", remedy)
         _registered = left
     QUARANTINE.forgive(name)

@@ -234,7 +234,10 @@ class options(ContextDecorator):  # noqa: N801  (read as a verb: with minblas.op
     interpret_cap, sm_count, tune, tune_budget.
     """
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, *unnamed: Any, **changes: Any) -> None:
+        if unnamed:
+            needed = "options by their names, as in options(variant='tiled')"
+            raise SettingsError(f"options is given {unnamed[0]!r}", needed, "a decorator is written @minblas.options(...)")
         _with(Options(), dict(changes))  # a wrong name or value is an error here, not at entry
         self._changes = changes
         self._tokens: list[contextvars.Token[Options | None]] = []

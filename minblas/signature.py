@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
 from kernel_zoo.spec import VECTOR_BYTES, pow2_divisor
 from minblas.overlap import Extent
+
+_ALIGNED: Final = VECTOR_BYTES - 1  # an address divides by a vector's bytes where these bits are 0
+_NOWHERE: Final = VECTOR_BYTES  # what no address is off by
+
+
+def lows_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """How far each address is from a multiple of a vector's bytes; what has no memory is like nothing that has."""
+    return [address & _ALIGNED if address else _NOWHERE for address in [tensor.data_ptr() for tensor in tensors]]
+
+
+def key_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """All of an operand that a binary, or a refusal, depends on."""
+    address = tensor.data_ptr()
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        address & _ALIGNED if address else _NOWHERE,
+        tensor.device,
+        tensor.is_neg(),
+        tensor.is_conj(),
+    )
 
 
 @dataclass(frozen=True, slots=True)

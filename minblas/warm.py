@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from kernel_zoo.triton_compat import triton
-from minblas.guards import can_recognise, guards_of, marked_view
+from minblas.guards import PLAIN, can_recognise, guards_of, marked_view
+from minblas.signature import lows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +52,7 @@ class Route:
         self._pick: Callable[[Given], tuple[Tensor, ...]] = (
             operator.itemgetter(*places) if len(places) > 1 else lambda given: given[:1]
         )
-        self._lows = _lows(tensors)
+        self._lows = lows_of(tensors)
         self._low = _any_bits(self._lows)
         conditions: list[Callable[[], bool]] = []
         if precision is not None:
@@ -74,7 +75,7 @@ class Route:
     ) -> Tensor | None:
         """Compute by the plan; None where it is not for these operands. Their pattern must be the route's."""
         given = self._pick((a, b, c, bias, out))
-        if not self._check(*given, self._mark) or _lows(given) != self._lows:
+        if not self._check(*given, self._mark) or lows_of(given) != self._lows:
             return None
         for holds in self._conditions:
             if not holds():
@@ -129,9 +130,13 @@ class DirectRoute(Route):
             at_a, at_b = a.data_ptr(), b.data_ptr()
             at_c = 0 if c is None else c.data_ptr()
             at_bias = 0 if bias is None else bias.data_ptr()
+            if not (at_c or c is None) or not (at_bias or bias is None):
+                return None
         at_out = 0 if out is None else out.data_ptr()
+        if not (at_a and at_b and (at_out or out is None)):
+            return None  # memory that was freed: the long way says so
         low = (at_a | at_b | at_c | at_bias | at_out) & _ALIGNED
-        if low != self._low or (low and _lows(self._pick((a, b, c, bias, out))) != self._lows):
+        if low != self._low or (low and lows_of(self._pick((a, b, c, bias, out))) != self._lows):
             return None
         for holds in self._conditions:
             if not holds():
@@ -178,8 +183,10 @@ def route_to(plan: LaunchPlan, given: Given, precision: tuple[str, str] | None =
     tensors = [given[i] for i in _distinct(given)]
     if len({id(tensor) for tensor in tensors}) < len(tensors) or not can_recognise():
         return None  # torch's check wants different objects
-    quiet = plan.direct and _has_chains()
-    return (DirectRoute if quiet else Route)(plan, given, precision)
+    if any(tensor.__class__ not in PLAIN for tensor in tensors):
+        return None  # torch's check does not keep the class that it compares with alive
+    direct = plan.direct and _has_chains() and all(tensor.data_ptr() for tensor in tensors if tensor is not None)
+    return (DirectRoute if direct else Route)(plan, given, precision)
 
 
 def pattern_of(
@@ -193,11 +200,6 @@ def _distinct(given: Given) -> list[int]:
     """The places of the operands that the pattern does not make others of."""
     a, b, c, _, out = given
     return [i for i, tensor in enumerate(given) if tensor is not None and not (i == 1 and a is b) and not (i == 2 and c is out)]
-
-
-def _lows(tensors: Iterable[Tensor]) -> list[int]:
-    """How far each address is from a multiple of 16 bytes."""
-    return [tensor.data_ptr() & _ALIGNED for tensor in tensors]
 
 
 def _any_bits(lows: list[int]) -> int:

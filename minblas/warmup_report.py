@@ -116,7 +116,7 @@ class WarmupReport:
 
     def summary(self) -> str:
         """One line."""
-        made = f"{self.binaries} binaries for {self.plans} picks of {self.shapes} shapes"
+        made = f"{_many(self.binaries, 'binary', 'binaries')} for {_many(self.plans, 'pick')} of {_many(self.shapes, 'shape')}"
         done = f"{self.loaded} loaded" if self.loaded else "compiled into the disk cache"
         known = f" ({self.cached} were there)" if self.cached else ""
         aten = f"; aten serves {self.aten}" if self.aten else ""
@@ -204,6 +204,10 @@ def _properties(spec: Specialisation) -> dict[str, str]:
         else:
             found[name] = f"{name} odd" if spec.signature[i] in ("i32", "i64") else f"{name} {spec.signature[i]}"
     return found
+
+
+def _many(count: int, noun: str, nouns: str = "") -> str:
+    return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def _tile(need: Need) -> str | None:

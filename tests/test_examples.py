@@ -29,7 +29,7 @@ PROMISES = {
         "No tokens per second: a CPU says nothing about speed.",
     ],
     "05_linear_layer.py": [
-        "6 binaries for 1 picks of 6 shapes",
+        "6 binaries for 1 pick of 6 shapes",
         "2 layers adopted",
         "3 rows one by one: the same bits",
         "as a linear method: the same bits",

@@ -136,7 +136,17 @@ def test_sizes_and_types_and_json(run):
     assert {result["rounds"] for result in found["results"]} == {6}
 
 
-def test_what_does_not_go_with_it_is_refused(run):
-    assert "times one size" in run("--suite", "all-16bit", code=2)
+@pytest.mark.parametrize("words", [("--suite", "all-16bit"), ("--arch", "a100"), ("--workers", 2), ("--no-aten",)])
+def test_what_does_not_go_with_it_is_refused(run, words):
+    assert "times one size" in run(*words, code=2)
+
+
+def test_types_that_cannot_be_timed_are_refused(run):
     assert "dtype 'fp7' is not known" in run("--dtype", "fp7", code=2)
     assert "torch.matmul's, which takes" in run("--dtype", "int8", code=2)
+
+
+def test_a_size_for_a_sweep_is_refused():
+    done = CliRunner().invoke(cli.app, ["bench", "--size", "8", "8", "8"])
+    assert done.exit_code == 2, done.output
+    assert "needed: --host" in done.output

@@ -13,7 +13,7 @@ from heuristics.coefficients import COEFFICIENTS, in_force
 from heuristics.cost import Scorer, Sizes, costs, times_us
 from heuristics.pairs import PAIRS, Pairs, corrected_as
 from heuristics.schema import parse_tile
-from heuristics.tile_cost import ProblemClass, setting
+from heuristics.tile_cost import ProblemClass, Setting, setting
 from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
 from tests.heuristics.fakes import H200
 
@@ -85,6 +85,27 @@ def test_a_problem_per_candidate_costs_what_each_costs_alone():
     alone = [Scorer(one, H200).time_us(*pick) for one, pick in zip(given, PICKS, strict=True)]
     library = np.array([Scorer(one, H200).estimate("aten", None).parts["product"] for one in given])
     assert costs(here, rows, sizes, lambda: library).total.tolist() == pytest.approx(alone, rel=1e-12)
+
+
+def test_costs_worked_out_while_another_thread_works_them_out_too(monkeypatch):
+    """Each asks for its own pairs and gets theirs, whatever the other has kept meanwhile."""
+    given = GemmProblem.of(640, 320, 512, "bf16", "nt")
+    mine = Setting(ProblemClass.of(given), H200, in_force(None))
+    picks = np.array(PAIRS.numbers("tiled", [TileConfig(64, 64, size) for size in (32, 64, 128)]))
+    wanted = mine.costs(picks)
+    mine._costs = mine._costs[:, :0]
+    real = type(mine)._loops
+
+    def interrupted(self, t):
+        found = real(self, t)
+        if not self._costs.shape[1]:
+            monkeypatch.setattr(type(mine), "_loops", real)
+            self.costs(picks)
+        return found
+
+    monkeypatch.setattr(type(mine), "_loops", interrupted)
+    for one, other in zip(mine.costs(picks), wanted, strict=True):
+        assert one.tolist() == other.tolist()
 
 
 def test_a_mapping_is_read_once_and_another_is_another():

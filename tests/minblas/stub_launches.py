@@ -170,6 +170,7 @@ def refused(stub: Stub) -> dict[str, Any]:
     tries = {
         "one parameter less": lambda: make(places[:3], gaps[:3]),
         "one parameter more": lambda: make((*places, (0, 8))),
+        "too many parameters": lambda: make(places * 65),
         "another size": lambda: make(((0, 4), *places[1:])),
         "outside the buffer": lambda: make(((252, 8), *places[1:])),
         "a gap outside": lambda: make(gaps=((3, 200, 1, 0, maps),)),

@@ -402,6 +402,12 @@ def test_options_that_forbid_a_kernel_leave_the_call_to_torch():
     assert minblas.stats().left_to_torch == {"mm": {"the variant that is forced cannot serve it": 1}}
 
 
+def test_options_that_misspell_a_variant_are_told_of():
+    with cpu(), minblas.options(exclude={"tild"}):
+        torch.mm(X, W)
+    assert minblas.stats().left_to_torch == {"mm": {"the options name a variant that there is not": 1}}
+
+
 # what is said
 
 

@@ -540,6 +540,18 @@ def test_what_has_no_address_is_torchs():
     assert minblas.stats().left_to_torch == {"mm": {"operands without memory of their own": 1}}
 
 
+def test_freed_memory_is_torchs_to_refuse():
+    a, b = t(4, 5), t(5, 6)
+    lost = a.clone()
+    lost.untyped_storage().resize_(0)
+    with minblas.accelerate("cpu"):
+        for _ in range(3):
+            torch.mm(a, b)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="its data is not allocated yet"):
+                torch.mm(lost, b)
+
+
 def test_fake_tensors_go_to_torchs_shapes():
     from torch._subclasses import FakeTensorMode
 

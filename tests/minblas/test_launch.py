@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+import minblas
 from kernel_zoo import build, catalog, interpret
 from kernel_zoo.matrices import TORCH_DTYPES, matrix
 from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, Operand, View
@@ -235,8 +236,10 @@ def test_the_check_before_first_use(gpu, monkeypatch, caplog, described, fault):
     monkeypatch.setattr(launch_check, "_operands", operands)
     monkeypatch.setattr(log, "_SAID", set())
     generator = torch.random.get_rng_state()
-    with caplog.at_level("WARNING", logger="minblas"):
+    accelerated = minblas.stats().accelerated
+    with caplog.at_level("WARNING", logger="minblas"), minblas.accelerate("cpu"):
         chosen = launch_check.adapter_for(described, H200, GPU)
+    assert minblas.stats().accelerated == accelerated, "what judges is torch's own"
     assert chosen is (Checked if fault is None else CheckedNext)
     assert Checked.launches[:2] == ["triton", "Checked"]
     assert torch.equal(torch.random.get_rng_state(), generator)

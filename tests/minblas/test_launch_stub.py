@@ -104,6 +104,7 @@ def test_what_the_c_part_refuses(arrived):
     for name, words in {
         "one parameter less": "LookupError: the kernel has more than",
         "one parameter more": "LookupError: parameter",
+        "too many parameters": "LookupError: a kernel has more parameters",
         "another size": "LookupError: parameter 0 has 4 bytes",
         "outside the buffer": "ValueError: a parameter lies outside",
         "a gap outside": "ValueError: a gap lies outside",

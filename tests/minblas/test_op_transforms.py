@@ -94,6 +94,16 @@ def test_vmap_refusals():
         vmap(lambda a, s: minblas.gemm(a, B, s))(torch.randn(2, 5, 7), torch.randn(2))
 
 
+@pytest.mark.parametrize("name", ["c", "bias"])
+def test_an_addend_of_too_many_dimensions_is_not_taken_for_a_mapped_one(name):
+    """Three addends beside three mapped products: outside of vmap each product refuses them, so none may be handed out."""
+    a, addend = torch.randn(3, 5, 7), torch.randn(3, 5, B.shape[1])
+    for in_dims in (None, 0):
+        given = addend if in_dims is None else torch.randn(3, *addend.shape)
+        with pytest.raises(minblas.errors.ShapeError, match=f"{name} has 3 dimensions inside torch.vmap and the result has 2"):
+            vmap(lambda a, x: minblas.gemm(a, B, **{name: x}), in_dims=(0, in_dims))(a, given)
+
+
 # --- autocast ------------------------------------------------------------------------------------------------------------------
 
 

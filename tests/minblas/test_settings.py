@@ -64,6 +64,17 @@ def test_as_a_decorator():
     assert settings.current().variant is None
 
 
+def test_a_decorator_without_parentheses_and_options_without_names_are_refused():
+    with pytest.raises(SettingsError, match=r"a decorator is written @minblas\.options\("):
+
+        @options
+        def inside():
+            pass
+
+    with pytest.raises(SettingsError, match=r"options is given 'tiled'; needed: options by their names"):
+        options("tiled")
+
+
 def test_blocks_do_not_leak_into_other_threads_and_set_does():
     seen: dict[str, object] = {}
 

@@ -290,6 +290,84 @@ def test_torchs_settings_decide_anew_at_every_call(served):
     assert len(served) == count
 
 
+def test_a_setting_of_torchs_is_no_precision_to_ask_for():
+    """What torch is set to stands in the key beside what a caller asked for: "none" is a setting's value and no precision."""
+    a, b = a_and_b()
+    setting = torch._C._get_fp32_precision_getter("mkldnn", "matmul")
+    thrice(lambda: minblas.gemm(a, b))
+    with pytest.raises(errors.MinblasError, match="precision"):
+        minblas.gemm(a, b, precision="none" if setting == "none" else "bf16")
+
+
+def test_an_out_of_inference_mode_is_written_in_it_only(served):
+    """As torch has it: such a tensor has no version by which autograd would see that it was written."""
+    a, b = a_and_b()
+    with torch.inference_mode():
+        out = torch.zeros(8, 16)
+        for variant in ("tiled", "aten"):
+            thrice(lambda variant=variant: minblas.gemm(a, b, out=out, variant=variant))
+            close(out, a, b)
+    count = len(served)
+    before = out.clone()
+    for variant in ("tiled", "aten"):
+        thrice(lambda variant=variant: minblas.gemm(a, b, out=torch.empty(8, 16), variant=variant))
+        with pytest.raises(errors.OutError, match="out was made in inference mode"):
+            minblas.gemm(a * 2, b, out=out, variant=variant)
+        with pytest.raises(errors.OutError, match="out was made in inference mode"):
+            minblas.plan(a, b, variant=variant)(a, b, out=out)
+    assert torch.equal(out, before)
+    assert len(served) == count + 4
+    assert not minblas.stats().quarantined
+
+
+def freed(*shape):
+    tensor = torch.randn(shape)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def test_freed_memory_is_refused_by_every_path(served):
+    """As torch refuses it: a kernel would read address 0, which looks aligned."""
+    a, b = a_and_b()
+    c, bias = torch.randn(8, 16), torch.randn(16)
+    plan = minblas.plan(a, b)
+    for call in (
+        lambda **other: minblas.gemm(**{"a": a, "b": b} | other),
+        lambda **other: minblas.gemm(**{"a": a, "b": b, "c": c, "bias": bias, "out": torch.empty(8, 16)} | other),
+        lambda **other: plan(**{"a": a, "b": b} | other),
+    ):
+        thrice(call)
+        assert served
+        for name, shape in (("a", (8, 24)), ("b", (24, 16))):
+            with pytest.raises(errors.OperandError, match=f"{name} has no memory: its storage was freed"):
+                call(**{name: freed(*shape)})
+    for name, shape in (("c", (8, 16)), ("bias", (16,)), ("out", (8, 16))):
+        given = {"c": c, "bias": bias, "out": torch.empty(8, 16), name: freed(*shape)}
+        with pytest.raises(errors.OperandError, match=f"{name} has no memory"):
+            minblas.gemm(a, b, **given)
+
+
+def test_empty_operands_have_no_memory_and_keep_their_routes(served):
+    a, b = torch.empty(8, 0), torch.empty(0, 16)
+    for result in thrice(lambda: minblas.gemm(a, b)):
+        assert torch.equal(result, torch.zeros(8, 16))
+    assert len(served) == 1
+
+
+def test_zeros_without_memory_are_zeros(monkeypatch):
+    """torch's own stand-ins for tangents and gradients that are zero: kernels are given zeros that lie somewhere."""
+    a, b = a_and_b()
+    thrice(lambda: minblas.gemm(a, b))
+    seen = []
+    real = minblas.plan.__globals__["LaunchPlan"].run
+    run = lambda self, *given: seen.append(given[0].data_ptr()) or real(self, *given)  # noqa: E731
+    monkeypatch.setattr(minblas.plan.__globals__["LaunchPlan"], "run", run)
+    for _ in range(3):
+        assert torch.equal(minblas.gemm(torch._efficientzerotensor((8, 24)), b), torch.zeros(8, 16))
+    assert len(seen) == 3
+    assert all(seen)
+
+
 def test_a_dropped_plan_takes_its_routes_along(served):
     a, b = a_and_b()
     thrice(lambda: minblas.gemm(a, b))
@@ -469,6 +547,23 @@ def test_overlap_is_found_by_the_route(direct):
         minblas.gemm(b, a, out=storage[8:24], variant="tiled")
     assert torch.equal(storage, untouched)
     close(minblas.gemm(a, b, out=known(storage[16:32])[0], variant="tiled"), a, b)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c", "bias", "out"])
+def test_a_direct_route_launches_nothing_on_freed_memory(direct, name):
+    given = dict(zip(("a", "b"), known(*a_and_b(16, 16, 16, torch.float16)), strict=True))
+    if name in ("c", "bias"):
+        given |= {"c": known(torch.randn(16, 16).half())[0], "bias": known(torch.randn(16).half())[0]}
+    if name == "out":
+        given["out"] = known(torch.empty(16, 16).half())[0]
+    thrice(lambda: minblas.gemm(**given, variant="tiled"))
+    assert [type(route) for route in direct.served] == [warm.DirectRoute]
+    launched = [len(binary.launches) for binary in direct.made]
+    lost = given[name].clone()
+    lost.untyped_storage().resize_(0)
+    with pytest.raises(errors.OperandError, match=f"{name} has no memory"):
+        minblas.gemm(**given | {name: lost}, variant="tiled")
+    assert [len(binary.launches) for binary in direct.made] == launched
 
 
 def test_hooks_and_other_devices_take_the_long_way(direct):
