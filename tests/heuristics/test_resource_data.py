@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from heuristics import resources, store
-from heuristics.archs import ARCHS, get_arch
+from heuristics.archs import get_arch
 from heuristics.legality import Legality
 from heuristics.table import problem_of
 from kernel_zoo import catalog, census
@@ -16,17 +16,14 @@ BY_NAME = {variant.name: variant for variant in catalog.VARIANTS}
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
 
 
-@pytest.fixture(scope="module", params=GATED)
-def hopper(request):
-    table = resources.known(90, request.param)
-    assert table is not None, f"there are no data for sm_90 and Triton {request.param}: minblas resources build --arch sm_90"
-    return table
+#: Data that are whole; elsewhere the formulas decide, and `minblas resources verify` lists what is missing.
+COMPLETE = [(cc, triton) for cc in (80, 89, 90) for triton in GATED]
 
 
-def test_there_are_data_where_kernels_were_tuned():
-    """Elsewhere the formulas decide; `minblas resources verify` lists what is missing."""
-    assert set(resources.listed()) >= {(90, triton) for triton in GATED}
+def test_data_are_of_known_capabilities_and_versions():
+    assert set(COMPLETE) <= set(resources.listed())
     assert {cc for cc, _ in resources.listed()} <= set(CAPABILITIES)
+    assert {triton for _, triton in resources.listed()} <= set(GATED)
 
 
 def test_files_are_as_they_would_be_written_and_small():
@@ -46,10 +43,12 @@ def test_the_data_are_of_the_kernels_as_they_are():
         assert not stale, f"sm_{cc} triton {triton}: minblas resources build --arch sm_{cc} compiles {stale} again"
 
 
-def test_every_candidate_is_in_the_data_as_far_as_it_had_to_be_compiled(hopper):
-    arch = ARCHS["h200"]
+@pytest.mark.parametrize(("cc", "triton"), COMPLETE)
+def test_every_candidate_is_in_the_data_as_far_as_it_had_to_be_compiled(cc, triton):
+    arch = get_arch(f"sm_{cc}")
+    table = resources.known(cc, triton)
     for item in census.items(catalog.VARIANTS, arch):
-        record = hopper.records[item.key]
+        record = table.records[item.key]
         known = {form: getattr(record, form) for form in FORMS if getattr(record, form) is not None}
         assert census.next_form(known, arch) is None, item.key
 
@@ -76,7 +75,7 @@ def test_no_packaged_row_is_refused(triton):
             if refusal is not None:
                 refused.append(f"{name}: {entry.key.describe()}: {seen.variant} {seen.tile.describe()}: {refusal.sentence}")
             key = f"{variant.name} {binary_class(problem)} {tile_key(problem, seen.tile)}"
-            if key not in data.records and arch.cc == 90:  # modelled rows are gated with their table where data are missing
+            if key not in data.records and (arch.cc, triton) in COMPLETE:
                 unknown.append(key)
     assert refused == []
     assert sorted(set(unknown)) == []
