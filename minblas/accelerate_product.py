@@ -22,14 +22,12 @@ from minblas.cold import Call, make_plan
 from minblas.guards import PLAIN
 from minblas.inside import INSIDE
 from minblas.plan import LaunchPlan
-from minblas.signature import key_of
+from minblas.signature import CLASSES, REAL, key_of
 from minblas.stats import COUNTERS
 from minblas.warm import route_to
 
 Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
-_REAL: Final[frozenset[Any]] = frozenset((float, int))
-_CLASSES: Final[dict[Any, int]] = {0: 0, 1: 1}
 _find_route = CACHE.route
 _grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -81,12 +79,12 @@ def product(
 def _product(
     name: str, a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, out_dtype: Any
 ) -> Tensor | None:
-    if alpha.__class__ not in _REAL or beta.__class__ not in _REAL:
+    if alpha.__class__ not in REAL or beta.__class__ not in REAL:
         _left[name, "alpha or beta is not a real number"] += 1
         return None
     if a.__class__ not in PLAIN or b.__class__ not in PLAIN:
         return _renamed(name, (a, b, c, None, out), alpha, beta, out_dtype)
-    scalars = _CLASSES.get(alpha, 2), _CLASSES.get(beta, 2)
+    scalars = CLASSES.get(alpha, 2), CLASSES.get(beta, 2)
     short = (name, a.shape, b.shape, scalars, out_dtype, a is b, c is out, _deterministic(), settings.current().token)
     route = _find_route(short)
     recording = _grad_enabled()

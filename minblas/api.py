@@ -18,14 +18,12 @@ from minblas.errors import GradientError
 from minblas.guards import PLAIN
 from minblas.op_handover import must_be_seen
 from minblas.plan import LaunchPlan
-from minblas.signature import key_of
+from minblas.signature import CLASSES, REAL, key_of
 from minblas.warm import DirectRoute, Route, route_to
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_REAL: Final[frozenset[Any]] = frozenset((float, int))
-_CLASSES: Final[dict[Any, int]] = {0: 0, 1: 1}
 _FP32: Final = torch.float32
 _UNIT: Final = 1  # an int: torch.compile would make a float that is left away an input of the graph
 
@@ -85,11 +83,11 @@ def gemm(
         MinblasError: the call is refused; out is untouched. See `minblas.errors` for the kinds.
     """
     short = None
-    if not _is_traced() and alpha.__class__ in _REAL and (beta is None or beta.__class__ in _REAL):
+    if not _is_traced() and alpha.__class__ in REAL and (beta is None or beta.__class__ in REAL):
         route = None
         try:
             short = (
-                a.shape, b.shape, 1 if alpha is _UNIT else _CLASSES.get(alpha, 2), None if beta is None else _CLASSES.get(beta, 2),
+                a.shape, b.shape, 1 if alpha is _UNIT else CLASSES.get(alpha, 2), None if beta is None else CLASSES.get(beta, 2),
                 a is b, c is None, c is out, bias is None, out is None, trans_a, trans_b, activation, out_dtype, precision,
                 deterministic, batch_invariant, variant, tile, _deterministic(), _options().token, forward_ad._current_level,
             )  # fmt: skip
@@ -117,7 +115,7 @@ def gemm(
 def _by_whole_key(call: Call, short: Hashable) -> Tensor:
     """A call that no route served: by its plan where there is one, to which `short` leads from then on; else cold."""
     a, b, c, bias, out = given = (call.a, call.b, call.c, call.bias, call.out)
-    if call.beta is None or call.alpha.__class__ not in _REAL or call.beta.__class__ not in _REAL:
+    if call.beta is None or call.alpha.__class__ not in REAL or call.beta.__class__ not in REAL:
         beta = call.beta if call.beta is not None else 0.0 if c is None else 1.0
         call = replace(call, alpha=number("alpha", call.alpha, a), beta=number("beta", beta, a))
     if not all(tensor is None or tensor.__class__ in PLAIN for tensor in given):
@@ -136,7 +134,7 @@ def _by_whole_key(call: Call, short: Hashable) -> Tensor:
         # All that a binary, or a refusal, depends on.
         key = (
             *[None if tensor is None else key_of(tensor) for tensor in given],
-            _CLASSES.get(call.alpha, 2), _CLASSES.get(call.beta, 2), call.trans_a, call.trans_b, call.activation, call.out_dtype,
+            CLASSES.get(call.alpha, 2), CLASSES.get(call.beta, 2), call.trans_a, call.trans_b, call.activation, call.out_dtype,
             follows or call.precision, call.deterministic, call.batch_invariant, _deterministic(),
             call.variant, call.tile, _options().token,
         )  # fmt: skip

@@ -11,6 +11,10 @@ import torch
 from kernel_zoo.spec import VECTOR_BYTES, pow2_divisor
 from minblas.overlap import Extent
 
+#: Types of alpha and beta that are taken as they are, and the class of a value in a key: anything but 0 and 1 is 2.
+REAL: Final[frozenset[Any]] = frozenset((float, int))
+CLASSES: Final[dict[Any, int]] = {0: 0, 1: 1}
+
 _ALIGNED: Final = VECTOR_BYTES - 1  # an address divides by a vector's bytes where these bits are 0
 _NOWHERE: Final = VECTOR_BYTES  # what no address is off by
 
