@@ -7,7 +7,7 @@ import math
 import torch
 from torch.nn import functional
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     None: lambda x: x,
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -27,7 +27,7 @@ def close(result, a, b, alpha=1.0, beta=0.0, c=None, bias=None, activation=None)
     a64, b64 = full(a), full(b)
     product = torch.matmul(a64, b64) if alpha != 0 else torch.zeros(result.shape, dtype=wide)
     terms = alpha * product + (beta * full(c) if beta != 0 else 0) + full(bias)
-    expected = _ACTIVATIONS[activation](terms)
+    expected = ACTIVATIONS[activation](terms)
     assert result.shape == expected.shape, (result.shape, expected.shape)
     if not (result.dtype.is_floating_point or result.dtype.is_complex):
         assert torch.equal(result.double(), expected.real)

@@ -13,15 +13,7 @@ from torch.nn import functional
 import minblas
 from minblas.op import GEMM, GEMM_OUT
 from tests.minblas.op_samples import laid
-
-ACTIVATIONS = {
-    None: lambda x: x,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "silu": functional.silu,
-    "leaky_relu": functional.leaky_relu,
-}
+from tests.minblas.oracle import ACTIVATIONS
 
 
 def leaf(*shape, dtype=torch.float64, layout="plain"):
