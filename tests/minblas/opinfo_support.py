@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -26,6 +28,15 @@ ATTENTION = NAMES[-1]
 WITH_OUT = ("mm", "addmm", "addmv", "mv", "bmm", "baddbmm", "matmul", "linalg.multi_dot")
 #: Why a call of these samples may rightly be torch's own.
 FAIR = {"nothing to compute, or nothing to sum"}
+
+
+def op_infos(names):
+    """Torch's descriptions of ops, by name, each without its variants. What importing them warns of is torch's own business."""
+    pytest.importorskip("expecttest")  # torch.testing._internal imports it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    return {info.name: info for info in op_db if info.name in names and not info.variant_test_name}
 
 
 def samples(info, device, dtype, layout):

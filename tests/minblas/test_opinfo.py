@@ -6,9 +6,7 @@ import pytest
 import torch
 
 import minblas
-
-pytest.importorskip("expecttest")  # torch.testing._internal imports it
-from torch.testing._internal.common_methods_invocations import op_db
+from tests.minblas.opinfo_support import op_infos
 
 OURS = {
     "mm": minblas.mm,
@@ -18,7 +16,7 @@ OURS = {
     "matmul": minblas.matmul,
     "nn.functional.linear": minblas.linear,
 }
-OPS = {op.name: op for op in op_db if op.name in OURS and not op.variant_test_name}
+OPS = op_infos(OURS)
 ZOO_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*ZOO_TYPES, torch.float64)
 

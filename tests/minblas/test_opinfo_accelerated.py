@@ -12,10 +12,7 @@ import torch
 import minblas
 from tests.minblas import opinfo_support as support
 
-pytest.importorskip("expecttest")  # torch.testing._internal imports it
-from torch.testing._internal.common_methods_invocations import op_db
-
-OPS = {info.name: info for info in op_db if info.name in support.NAMES and not info.variant_test_name}
+OPS = support.op_infos(support.NAMES)
 CASES = [
     (torch.float32, "contiguous"),
     (torch.float32, "strided"),
