@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
 import minblas
 from minblas import settings
+from tests.processes import ROOT, environment
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 SNIPPETS = {page: re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for page, text in TEXTS.items()}
@@ -61,9 +59,9 @@ def test_what_a_page_shows_runs(name, before, after, tmp_path):
     small = small.replace("dynamic=True)", 'dynamic=True, backend="aot_eager")')  # inductor needs a C++ compiler
     script = tmp_path / "shown.py"
     script.write_text(before + small + after, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "XDG_DATA_HOME": str(tmp_path)}
+    variables = environment(CUDA_VISIBLE_DEVICES="", XDG_DATA_HOME=str(tmp_path))
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.processes import ROOT, environment
+
 PROMISES = {
     "01_gemm.py": ["gemm: largest error", "in place: the same bits", "with bias and gelu: (64, 64)", "explain: "],
     "02_register.py": [
@@ -39,9 +38,9 @@ PROMISES = {
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("[0-9]*.py")))
 def test_example(name, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "XDG_DATA_HOME": str(tmp_path)}
+    variables = environment(CUDA_VISIBLE_DEVICES="", XDG_DATA_HOME=str(tmp_path))
     command = [sys.executable, str(ROOT / "examples" / name)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     for promise in PROMISES[name]:

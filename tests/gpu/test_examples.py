@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.test_examples import ROOT
+from tests.processes import ROOT, environment
 
 PROMISES = {
     "04_transformer.py": [f"{mode:9} minblas  losses" for mode in ("eager", "compiled", "captured")]
@@ -23,9 +22,9 @@ PROMISES = {
 
 @pytest.mark.parametrize("name", PROMISES)
 def test_example(name, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path)}
     command = [sys.executable, str(ROOT / "examples" / name)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=570, check=False)
+    variables = environment(XDG_DATA_HOME=str(tmp_path))
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=570, check=False)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-4000:]
     for promise in PROMISES[name]:

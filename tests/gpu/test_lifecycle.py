@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -20,8 +19,8 @@ from minblas import errors, guards, launch_check, warm
 from minblas.cache import CACHE
 from minblas.launch_adapters import adapters
 from tests.gpu.support import DEVICE
+from tests.processes import environment
 
-ROOT = Path(__file__).parents[2]
 VARIANTS = [variant.name for variant in catalog.VARIANTS if variant.recipe is not None]
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -67,13 +66,11 @@ def routes():
     return found
 
 
-def in_a_process(code, **environment):
+def in_a_process(code, **variables):
     """Run code where nothing of ours has run yet."""
     head = "import torch, minblas\nfrom minblas import errors\n"
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", head + code], env=variables, capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-c", head + code]
+    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -245,7 +242,7 @@ def test_a_warm_call_waits_for_a_slow_producer_on_its_own_stream(variant):
         torch.cuda._sleep(_LATE)
         late.copy_(fresh)
         result = minblas.gemm(late, b, variant=variant)
-        consumed = result.double()
+        consumed = result.clone()
     stream.synchronize()
     assert right(consumed, fresh, b)
 

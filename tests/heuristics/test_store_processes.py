@@ -1,17 +1,15 @@
 """Several processes at one table file, and processes that are killed while they write it."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 from heuristics import store
 from kernel_zoo.spec import GemmProblem
 from tests.heuristics.fakes import LARGE, SMALL, entry, table
+from tests.processes import ROOT, environment
 
-ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
 import sys
 from heuristics import store
@@ -28,8 +26,7 @@ for m in range(count):
 
 
 def start(*words):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, *map(str, words)], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, *map(str, words)], env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def test_processes_that_write_different_and_equal_rows_at_once_lose_nothing(tmp_path):

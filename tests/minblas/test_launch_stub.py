@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from kernel_zoo import catalog
+from tests.processes import ROOT, environment
 
-ROOT = Path(__file__).parents[2]
 DEPENDENT = "6"  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 VARIANTS = [variant.name for variant in catalog.VARIANTS if variant.recipe is not None]
 
@@ -35,8 +35,7 @@ pytestmark = pytest.mark.skipif(
 def arrived():
     """What arrived at the driver, by case."""
     command = [sys.executable, "-m", "tests.minblas.stub_launches"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return {found["case"]: found for found in map(json.loads, done.stdout.splitlines())}
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +16,7 @@ from kernel_zoo.spec import GemmProblem
 from minblas import dispatch, record
 from minblas.errors import ArgumentError
 from minblas.tune import tune
-
-ROOT = Path(minblas.__file__).resolve().parent.parent
+from tests.processes import ROOT, environment
 
 
 @pytest.fixture
@@ -79,8 +76,7 @@ def test_processes_share_a_file(file):
         "import sys\nfrom kernel_zoo.spec import GemmProblem\nfrom minblas import record\n"
         "for m in range(200): record.note(GemmProblem.of(m + 1, int(sys.argv[1]), 64))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(n)], cwd=ROOT, env=environment) for n in (8, 16)]
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(n)], cwd=ROOT, env=environment()) for n in (8, 16)]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

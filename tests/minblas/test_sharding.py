@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +14,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from minblas import sharding
 from minblas.errors import OperandError
+from tests.processes import ROOT, environment
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RANKS = 2
 
 SHAPES = {
@@ -118,10 +116,10 @@ def test_a_torch_without_the_experimental_function_is_told_apart(monkeypatch):
 def check_world(tmp_path, device, *dtypes):
     """Run tests/minblas/tensor_parallel.py, a process for each rank; none outlives the test."""
     script, store = ROOT / "tests" / "minblas" / "tensor_parallel.py", tmp_path / "store"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    variables = environment(OMP_NUM_THREADS="1")
     commands = [[sys.executable, str(script), str(rank), str(RANKS), str(store), device, *dtypes] for rank in range(RANKS)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) for command in commands]
+    ranks = [subprocess.Popen(command, cwd=ROOT, env=variables, **pipes) for command in commands]
     try:
         answers = [rank.communicate(timeout=240) for rank in ranks]
     finally:

@@ -23,8 +23,8 @@ from minblas.shapes import problem_of
 from minblas.tune import TuneAbortedError, tune
 from minblas.tune_remote import WorkerError
 from tests.minblas import user_kernels
+from tests.processes import ROOT, environment
 
-ROOT = Path(minblas.__file__).resolve().parent.parent
 FACTORY = "tests.minblas.scripted_bench:benches"
 SHAPES = [(512, 512, 512), (256, 256, 4096), (16, 4096, 2048)]
 PAIR = ["me.good", "me.bad"]  # of one tile each; the second is the faster one, and the one that dies where the script says so
@@ -86,7 +86,7 @@ def alive(pid):
 def child(code, *words, **options):
     """Python running that code, with the pair registered."""
     command = [sys.executable, "-c", REGISTER + code, *words]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
+    return subprocess.Popen(command, cwd=ROOT, env=environment(), **options)
 
 
 def until(condition, seconds=60.0):
