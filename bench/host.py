@@ -107,8 +107,9 @@ def measure(
 ) -> list[HostResult]:
     """Time rivals against each other. `wait` returns when the device has nothing left to do; it is called between rows, untimed."""
     for contender in contenders:
-        for _ in range(WARM):
-            contender.call()
+        with contender.within():
+            for _ in range(WARM):
+                contender.call()
     samples: list[list[float]] = [[] for _ in contenders]
     collecting = gc.isenabled()
     gc.disable()
@@ -116,7 +117,8 @@ def measure(
         for index in range(rounds):
             passes: list[list[float]] = [[] for _ in contenders]
             for i in timing.schedule(len(contenders), index):
-                passes[i].append(_row_us(contenders[i].call, wait, clock))
+                with contenders[i].within():
+                    passes[i].append(_row_us(contenders[i].call, wait, clock))
             for mine, taken in zip(samples, passes, strict=True):
                 mine.append(sum(taken) / len(taken))
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,11 +23,12 @@ WARM: Final = 5  # calls before any is timed: the plan is made, then recognised
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Something to time; `against` names what its time is divided by."""
+    """Something to time; `against` names what its time is divided by, `within` makes the block that its calls are made in."""
 
     name: str
     call: Call
     against: str = ""
+    within: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def cpu_contenders(n: int, k: int, dtype: torch.dtype) -> list[Contender]:
@@ -42,7 +44,10 @@ def cpu_contenders(n: int, k: int, dtype: torch.dtype) -> list[Contender]:
 
 
 def gpu_contenders(problem: GemmProblem, device: torch.device, *, launches: bool = True) -> list[Contender]:
-    """Ours and torch's: with and without out=, a linear layer, by the op, a graph's replay; with `launches`, the launch alone."""
+    """Ours and torch's: with and without out=, by the op, torch's own call inside accelerate(), a linear layer, a graph's replay.
+
+    With `launches`, the launch alone, too.
+    """
     dtype = TORCH_DTYPES[problem.dtype]
     m, n, k = problem.m, problem.n, problem.k
     a, b, w, bias = (torch.randn(*sizes, device=device).to(dtype) for sizes in ((m, k), (k, n), (n, k), (n,)))
@@ -55,6 +60,9 @@ def gpu_contenders(problem: GemmProblem, device: torch.device, *, launches: bool
         Contender("minblas.gemm, out=", lambda: minblas.gemm(a, b, out=out), "torch.matmul, out="),
         Contender("minblas.plan", minblas_plan(a, b), "torch.matmul"),
         *op_contenders(a, b),
+        Contender(
+            "torch.matmul in accelerate()", lambda: torch.matmul(a, b), "torch.matmul", lambda: minblas.accelerate(device.type)
+        ),
         Contender("torch linear, bias", lambda: functional.linear(a, w, bias)),
         Contender("minblas.linear, bias", lambda: minblas.linear(a, w, bias), "torch linear, bias"),
         *(launch_contenders(problem, {"A": a, "B": b, "OUT": out}, device) if launches else ()),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import minblas
 from bench import cli, host, host_calls, terminal
 from bench.host_calls import Contender
 from kernel_zoo.spec import GemmProblem
@@ -91,12 +92,18 @@ def test_every_gpu_call_is_made_and_compared_with_torchs(monkeypatch):
     names = [contender.name for contender in contenders]
     assert len(set(names)) == len(names)
     assert {contender.against for contender in contenders if contender.against} <= set(names)
-    products = {contender.name: contender.call() for contender in contenders if contender.name != "torch.empty"}
+    minblas.stats(reset=True)
+    products = {}
+    for contender in contenders[1:]:
+        with contender.within():
+            products[contender.name] = contender.call()
+    assert sum(minblas.stats().accelerated["mm"].values()) == 1
     for contender in contenders:
         if contender.against:
             ours, theirs = products[contender.name], products[contender.against]
             assert torch.allclose(ours.float(), theirs.float(), atol=0.05), contender.name
     assert len(replays) == 2
+    assert names[0] == "torch.empty"
     assert {"minblas.gemm", "minblas.gemm, out=", "minblas.linear, bias", "torch.ops.minblas.gemm"} <= set(products)
 
 
