@@ -49,8 +49,8 @@ class accelerate(ContextDecorator):  # noqa: N801  (read as a verb: with minblas
     aten's kernels directly), and CUDA graphs captured outside. A CUDA graph captured inside keeps our kernels.
 
     Args:
-        devices: "cuda", "cpu" or both. By default CUDA where there is a GPU; else the CPU, whose tensors the interpreter computes:
-            right, and slow.
+        devices: "cuda", "cpu" or both, or devices of these kinds: all GPUs are reached, whichever is named. By default CUDA where
+            there is a GPU; else the CPU, whose tensors the interpreter computes: right, and slow.
 
     Raises:
         ArgumentError: a device that cannot be served; a function, given without parentheses.
@@ -58,21 +58,28 @@ class accelerate(ContextDecorator):  # noqa: N801  (read as a verb: with minblas
 
     def __init__(self, devices: Devices | None = None) -> None:
         self._devices = _names(devices)
-        self._open: list[settings.Options | None] = []
+        self._open: list[tuple[int, settings.Options | None]] = []  # who is inside, by thread: threads may share one object
 
     def __enter__(self) -> accelerate:
         SWITCH.add(self._devices)
         options = settings.local()
-        self._open.append(options)
+        self._open.append((threading.get_ident(), options))
         if options is not None:
             accelerate_product.take(options)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        options = self._open.pop()
+        options = self._left()
         if options is not None:
             accelerate_product.untake(options)
         SWITCH.remove(self._devices)
+
+    def _left(self) -> settings.Options | None:
+        """The options that this thread came in with last; of a block that ends in another thread, those of whoever came last."""
+        me = threading.get_ident()
+        with _LOCK:
+            mine = [place for place, (thread, _) in enumerate(self._open) if thread == me]
+            return self._open.pop(mine[-1] if mine else -1)[1]
 
     def __call__(self, function: F) -> F:
         """The function, accelerated whenever it runs.
@@ -124,7 +131,7 @@ def _names(devices: Any) -> tuple[str, ...]:
         given = f"accelerate is given a {type(devices).__name__}"
         raise ArgumentError(given, 'devices, as in accelerate(devices="cuda")', "a decorator is written @minblas.accelerate()")
     listed = [devices] if isinstance(devices, (str, torch.device)) else list(devices)
-    names = tuple(dict.fromkeys(each.type if isinstance(each, torch.device) else each for each in listed))
+    names = tuple(dict.fromkeys(each.type if isinstance(each, torch.device) else str(each).partition(":")[0] for each in listed))
     for name in names:
         if name not in KEYS:
             raise ArgumentError(f"devices has {name!r}", " or ".join(map(repr, KEYS)), suggestion(name, KEYS))

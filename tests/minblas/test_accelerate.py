@@ -55,6 +55,12 @@ def test_products_are_ours_inside_and_torchs_outside():
     assert served() == 1
 
 
+@pytest.mark.parametrize("devices", ["cpu:0", torch.device("cpu", 0), [torch.device("cpu")]])
+def test_a_device_stands_for_all_of_its_kind(devices):
+    with minblas.accelerate(devices):
+        assert minblas.accelerate.devices() == ("cpu",)
+
+
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA")
 def test_every_overload_is_covered_on_cuda():
     with minblas.accelerate(devices=["cuda"]):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import minblas
-from minblas import accelerate_switch
+from minblas import accelerate_product, accelerate_switch
 from tests.minblas.accelerating import covered, served, tables
 from tests.minblas.oracle import close
 
@@ -60,6 +60,27 @@ def test_blocks_of_several_threads_overlap():
     assert tables() == before
     for thread in threads:
         thread.join()
+
+
+def test_two_threads_in_one_object_take_their_own_options_out():
+    """The first to come is the first to leave, with options that the other does not have."""
+    shared, taken = cpu(), accelerate_product._taken
+    second_is_in, first_is_out = threading.Event(), threading.Event()
+
+    def second():
+        with minblas.options(variant="tiled"), shared:
+            second_is_in.set()
+            first_is_out.wait(10)
+
+    thread = threading.Thread(target=second)
+    with minblas.options(exclude={"gemv"}), shared:
+        thread.start()
+        assert second_is_in.wait(10)
+    assert [options.variant for options in accelerate_product._taken[len(taken) :]] == ["tiled"]
+    first_is_out.set()
+    thread.join()
+    assert accelerate_product._taken == taken
+    assert covered() == set()
 
 
 HAMMER = """
