@@ -20,6 +20,7 @@ from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant
 from minblas import dispatch, log
 from minblas.breakpoints import MOST_EXACT, Walk, walk
 from minblas.errors import ArgumentError, MinblasError
+from minblas.progress import Progress
 from minblas.shapes import problem_of
 from minblas.warmup_report import WarmupReport, binaries_of, picks_of
 
@@ -57,6 +58,7 @@ def warmup(
     layout: str = "nn",
     device: torch.device | str | None = None,
     workers: int | None = None,
+    progress: bool = False,
 ) -> WarmupReport:
     """Compile, in parallel, and load what these shapes need.
 
@@ -66,6 +68,7 @@ def warmup(
         layout: of the tuples.
         device: the GPU; without one, binaries are only compiled.
         workers: compile processes, by default one per CPU but one; 0 compiles in this process.
+        progress: show on stderr how many binaries are compiled, and about when all are.
 
     Raises:
         ArgumentError: a shape is none.
@@ -85,7 +88,7 @@ def warmup(
         for m, need in found.answers.items():
             if need.specs:
                 needs.setdefault(need.specs, (line, m, need))
-    answers = _compile(list(dict.fromkeys(spec for specs in needs for spec in specs)), arch, workers, failures)
+    answers = _compile(list(dict.fromkeys(spec for specs in needs for spec in specs)), arch, workers, failures, progress)
     loaded: dict[build.Specialisation, bool] = {}
     if place.type == "cuda":
         for line, m, need in needs.values():
@@ -168,17 +171,18 @@ def _specialisations(
 
 
 def _compile(
-    specs: list[build.Specialisation], arch: Arch, workers: int | None, failures: list[str]
+    specs: list[build.Specialisation], arch: Arch, workers: int | None, failures: list[str], progress: bool
 ) -> dict[build.Specialisation, Answer]:
     """Into the disk cache: in worker processes, and here what those cannot take."""
     answers: dict[build.Specialisation, Answer] = {}
-    with CompilePool(0 if len(specs) < _FEW else workers) as pool:
+    with CompilePool(0 if len(specs) < _FEW else workers) as pool, Progress("compiling", len(specs), show=progress) as bar:
         futures = [(spec, pool.submit(spec, arch.cc)) for spec in specs]
         for spec, future in futures:
             answer = future.result()
             answers[spec] = answer = _compile_here(spec, arch) if answer.status == "unknown" else answer
             if answer.message:
                 failures.append(f"{spec.kernel.__name__}: {answer.message}")
+            bar.step(spec.kernel.__name__)
     return answers
 
 

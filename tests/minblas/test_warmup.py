@@ -75,6 +75,13 @@ def test_the_report_says_which_m_needs_which_binary(compiled):
     assert report.choosing_seconds <= report.seconds
 
 
+def test_progress_is_shown_where_it_is_wanted(compiled, capsys):
+    minblas.warmup([(64, 64, 64)], dtype="fp16", workers=0)
+    assert capsys.readouterr().err == ""
+    minblas.warmup([(64, 64, 64)], dtype="fp16", workers=0, progress=True)
+    assert "compiling: 1/1" in capsys.readouterr().err
+
+
 def test_a_very_long_range_is_searched_and_the_report_says_so(compiled, monkeypatch):
     monkeypatch.setattr(module, "MOST_EXACT", 64)
     report = warmup([(range(1, 2049), 256, 512)], layout="nt", workers=0)
