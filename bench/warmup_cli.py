@@ -27,7 +27,8 @@ def warmup(
 
     with told(), minblas.options(**({"arch": arch} if arch else {})):
         shapes: list[WarmShape] = _along(parse_range(m), sizes, batch) if m is not None else _triples(sizes, batch)
-        report = minblas.warmup(shapes, dtype=dtype, layout=layout, device="cpu" if arch else None, workers=workers, progress=not as_json)
+        device = "cpu" if arch else None
+        report = minblas.warmup(shapes, dtype=dtype, layout=layout, device=device, workers=workers, progress=not as_json)
     if as_json:
         print_json(report.as_dict())
     else:

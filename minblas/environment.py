@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,13 @@ def environment(device: torch.device) -> Environment:
 
 
 def version(distribution: str) -> str:
-    """An installed distribution's version; empty where it is not installed."""
+    """A distribution's version; empty where it is not installed.
+
+    Of a module that is imported, its own: with two on the path it need not be the installed one.
+    """
+    imported = getattr(sys.modules.get(distribution), "__version__", None)
+    if isinstance(imported, str):
+        return imported
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
