@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -131,7 +132,7 @@ def _names(devices: Any) -> tuple[str, ...]:
         given = f"accelerate is given a {type(devices).__name__}"
         raise ArgumentError(given, 'devices, as in accelerate(devices="cuda")', "a decorator is written @minblas.accelerate()")
     listed = [devices] if isinstance(devices, (str, torch.device)) else list(devices)
-    names = tuple(dict.fromkeys(each.type if isinstance(each, torch.device) else str(each).partition(":")[0] for each in listed))
+    names = tuple(dict.fromkeys(map(_kind, listed)))
     for name in names:
         if name not in KEYS:
             raise ArgumentError(f"devices has {name!r}", " or ".join(map(repr, KEYS)), suggestion(name, KEYS))
@@ -140,6 +141,14 @@ def _names(devices: Any) -> tuple[str, ...]:
     if "cuda" in names and torch.version.cuda is None:
         raise ArgumentError("devices has 'cuda'", "a torch that is built for CUDA", "install one, or pass devices='cpu'")
     return names
+
+
+def _kind(device: Any) -> str:
+    """The kind of a device; what is none as it was written, for the refusal to name."""
+    with contextlib.suppress(RuntimeError):
+        if isinstance(device, (str, torch.device)):
+            return torch.device(device).type
+    return str(device)
 
 
 @functools.cache

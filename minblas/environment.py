@@ -41,7 +41,7 @@ def version(distribution: str) -> str:
     """
     imported = getattr(sys.modules.get(distribution), "__version__", None)
     if isinstance(imported, str):
-        return imported
+        return str(imported)  # torch's is of a class of its own
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 
@@ -58,6 +59,24 @@ def test_a_call_takes_what_it_takes_and_the_rounds_are_paired():
     assert fast.ratio == pytest.approx(0.75, rel=0.01)
     assert fast.ratio_low <= fast.ratio <= fast.ratio_high
     assert fast.ratio_high - fast.ratio_low < 0.01
+
+
+def test_a_contenders_block_is_around_its_calls_alone():
+    inside, seen = [False], {"within": set(), "without": set()}
+
+    @contextlib.contextmanager
+    def block():
+        inside[0] = True
+        yield
+        inside[0] = False
+
+    contenders = [
+        Contender("without", lambda: seen["without"].add(inside[0])),
+        Contender("within", lambda: seen["within"].add(inside[0]), within=block),
+    ]
+    clock = Clock()
+    host.measure(contenders, 2, clock.wait, clock)
+    assert seen == {"within": {True}, "without": {False}}
 
 
 def test_the_collector_is_off_while_rows_are_timed_and_on_again_after():

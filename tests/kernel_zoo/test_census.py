@@ -129,7 +129,7 @@ def test_what_is_known_is_not_compiled_again(compiler):
 
 
 def test_a_compiler_that_refuses_is_recorded_without_this_machines_paths(compiler):
-    compiler["heavy"] = Answer("failed", "PTXASError: /home/me/.venv/bin/ptxas died on /tmp/x7/a.ptx")
+    compiler["heavy"] = Answer("failed", "PTXASError: /opt/triton/bin/ptxas died on /var/scratch/a.ptx")
     compiler["plain"] = Answer("ok", resources=SPILLED)
     (item,) = some(1)
     assert list(census.measure([item], H200, {}, workers=0)) == [

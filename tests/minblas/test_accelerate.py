@@ -61,6 +61,12 @@ def test_a_device_stands_for_all_of_its_kind(devices):
         assert minblas.accelerate.devices() == ("cpu",)
 
 
+@pytest.mark.parametrize("device", ["cpu:first", "cup", "meta", 0])
+def test_what_is_no_device_of_ours_is_refused_as_it_was_written(device):
+    with pytest.raises(errors.ArgumentError, match=f"devices has '{device}'; needed: 'cuda' or 'cpu'"):
+        minblas.accelerate([device])
+
+
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA")
 def test_every_overload_is_covered_on_cuda():
     with minblas.accelerate(devices=["cuda"]):

@@ -25,3 +25,7 @@ def test_without_a_gpu_the_device_that_is_stood_for_is_named():
     found = environment.environment(torch.device("cpu"))
     assert arch_of(torch.device("cpu")).name in found.gpu_name
     assert (found.driver, found.torch) == ("", torch.__version__)
+
+
+def test_a_version_is_plain_text():
+    assert type(environment.version("torch")) is str
