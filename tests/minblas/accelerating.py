@@ -1,7 +1,9 @@
-"""What the tests of accelerate share: the dispatcher's tables as text, and calls compared inside and outside."""
+"""What the tests of accelerate share: the dispatcher's tables as text, numbers, and calls compared inside and outside."""
 
 from __future__ import annotations
 
+import functools
+import math
 import warnings
 
 import torch
@@ -48,3 +50,31 @@ def make_up(tensor):
 def served():
     """Calls that accelerate served since the counts were reset."""
     return sum(sum(by_variant.values()) for by_variant in minblas.stats().accelerated.values())
+
+
+@functools.cache
+def numbers(shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(math.prod(shape))).mul(4) if shape else torch.tensor(1.5)
+
+
+def t(*shape, dtype=torch.float32):
+    """The same numbers for the same sizes, every time."""
+    return numbers(shape).detach().clone().to(dtype)
+
+
+def same(inside, outside):
+    """Equal words for equal outcomes; products may round differently."""
+    if not isinstance(outside[0], torch.Tensor):
+        assert inside == outside
+        return
+    assert inside[1:] == outside[1:]  # warnings
+    ours, theirs = inside[0], outside[0]
+    assert make_up(ours) == make_up(theirs)
+    if ours.layout != torch.strided:
+        ours, theirs = ours.to_dense(), theirs.to_dense()
+    if ours.dtype.is_floating_point or ours.dtype.is_complex:
+        eps = torch.finfo(ours.dtype).eps
+        # 16 * K roundings of products of at most about 16 * 16.
+        torch.testing.assert_close(ours, theirs, rtol=8 * eps, atol=16 * 256 * eps, equal_nan=True)
+    else:
+        assert torch.equal(ours, theirs)

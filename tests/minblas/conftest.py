@@ -5,8 +5,9 @@ import pytest
 import minblas
 from minblas import dispatch, log
 from tests.minblas.fake_gpu import gpu
+from tests.minblas.warming import served
 
-__all__ = ["gpu", "nothing_remembered"]
+__all__ = ["gpu", "nothing_remembered", "served"]
 
 
 @pytest.fixture
