@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench import explain_cli, fit_cli, resources_cli, table_cli, terminal, tune_cli, warmup_cli
+from bench import explain_cli, fit_cli, heldout_cli, resources_cli, table_cli, terminal, tune_cli, warmup_cli
 from bench.terminal import ArchName, AsJson, console, plain_warnings, print_json, told
 from kernel_zoo.spec import canonical_dtype
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=__doc__)
 table_cli.app.command()(fit_cli.fit)
 table_cli.app.command()(fit_cli.regret)
+table_cli.app.command()(heldout_cli.held_out)
+table_cli.app.command()(heldout_cli.renew)
 app.add_typer(table_cli.app, name="table")
 app.add_typer(resources_cli.app, name="resources")
 
@@ -54,11 +56,21 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write JSON Lines here.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw PNG files into this folder.")] = None,
     host: Annotated[bool, typer.Option("--host", help="Time what a call costs the host instead.")] = False,
-    size: Annotated[tuple[int, int, int] | None, typer.Option(help="With --host: M N K; 256 256 256 by default.")] = None,
+    ladder: Annotated[bool, typer.Option("--ladder", help="Climb from a naive kernel to the fastest, a step a line.")] = False,
+    size: Annotated[tuple[int, int, int] | None, typer.Option(help="With --host (256 256 256) or --ladder: M N K.")] = None,
     arch: ArchName = None,
     as_json: AsJson = False,
 ) -> None:
     """Sweep sizes against torch.matmul. Without a GPU: check small sizes on the CPU and show what --arch would get."""
+    if ladder:
+        with told():
+            if suite or shape_class or limit or plots or budget or workers or host or not (aten and eager):
+                raise ValueError(
+                    "bench --ladder climbs steps of its own; needed: --dtype, --size M N K, --rounds, --arch, --out, --json "
+                    "and nothing else"
+                )
+            faulty = _bench_ladder(size, dtype, rounds, out, arch, as_json)
+        raise typer.Exit(1 if faulty else 0)
     if host:
         with told():
             if suite or shape_class or limit or plots or budget or workers or arch or not (aten and eager):
@@ -71,7 +83,10 @@ def bench(
 
     with told():
         if size is not None:
-            raise ValueError("bench --size is for --host; needed: --host beside it, or --suite, --class and --limit for a sweep")
+            raise ValueError(
+                "bench --size is for --host and --ladder; needed: --host or --ladder beside it, "
+                "or --suite, --class and --limit for a sweep"
+            )
         request = run.Request(
             suites=tuple(suite or ()),
             classes=tuple(shape_class or ()),
@@ -107,6 +122,24 @@ def _bench_host(size: tuple[int, int, int], dtype: str, rounds: int, out: Path |
     if done.note:
         console().print(done.note, highlight=False)
     console().print(host.table(done))
+
+
+def _bench_ladder(
+    size: tuple[int, int, int] | None, dtype: str | None, rounds: int, out: Path | None, arch: str | None, as_json: bool
+) -> bool:
+    """Whether a step was found faulty."""
+    from bench import ladder, ladder_results
+
+    request = ladder.Request(size, canonical_dtype(dtype) if dtype else None, rounds, out, silent=as_json)
+    done = ladder.on_gpu(request, terminal.gpu()) if terminal.has_gpu() else ladder.on_cpu(request, arch_named(arch))
+    if as_json:
+        print_json(done.as_dict())
+        return done.faulty
+    if done.note:
+        console().print(done.note, highlight=False)
+    for table in ladder_results.tables(done):
+        console().print(table)
+    return done.faulty
 
 
 app.command()(explain_cli.explain)

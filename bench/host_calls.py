@@ -96,8 +96,12 @@ def launch_contenders(problem: GemmProblem, slots: dict[str, torch.Tensor], devi
         return []
     recipe: Recipe = variant.plan(problem, selection.tile, arch)
     prepared = launch.prepare(variant, problem, selection.tile, arch, device)
-    given = {**slots, "WS": torch.empty(recipe.workspace_bytes, dtype=torch.uint8, device=device)}
-    steps = [TritonLaunch(call) for call in recipe.calls]
+    given = {
+        **slots,
+        "WS": torch.empty(recipe.workspace_bytes, dtype=torch.uint8, device=device),
+        "COUNTERS": torch.zeros(recipe.counters, dtype=torch.int32, device=device),
+    }
+    steps = [TritonLaunch(call, arch.cc) for call in recipe.calls]
 
     def by_jit() -> None:
         for step in steps:

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from heuristics.archs import get_arch
 from heuristics.atomic import locked, replace_text
 from heuristics.resources import Record, ResourceTable
 from kernel_zoo import catalog, census
-from kernel_zoo.spec import FORMS, Arch
+from kernel_zoo.spec import FORMS, Arch, Variant
 
 CAPABILITIES: Final = ("sm_90", "sm_80", "sm_89", "sm_100", "sm_120", "sm_86")
 _SAVE_EVERY: Final = 100  # keys
@@ -102,21 +102,30 @@ def build(
     workers: int | None = None,
     deadline: float | None = None,
     directory: Path = resources.DIRECTORY,
+    variants: Sequence[str] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Built:
-    """Compile what the data of a capability lack, and write them every hundred keys and at the end, an interrupt included."""
+    """Compile what the data of a capability lack, and write them every hundred keys and at the end, an interrupt included.
+
+    Of certain variants only, where they are named: what the file has of the others stays as it is.
+
+    Raises:
+        ValueError: one that is named is not in the catalog.
+    """
     started = time.monotonic()
     path = resources.path_of(arch.cc, triton, directory)
-    todo = census.items(catalog.VARIANTS, arch)
+    zoo = _named(variants)
+    todo = census.items(zoo, arch)
     digests = {item.variant.name: item.variant.digest for item in todo}
     known = _known(path, digests, {item.key for item in todo})
+    others = _others(path, {variant.name for variant in zoo}) if variants else ResourceTable(arch.cc, triton)
     compiled, saved = 0, started
 
     def save() -> None:
         records = {item.key: Record(**known[item.key], at=item.at) for item in todo if known.get(item.key)}
         compiled_variants = {key.split()[0] for key in records}
         present = {name: digest for name, digest in digests.items() if name in compiled_variants}
-        _write(path, ResourceTable(arch.cc, triton, present, records))
+        _write(path, ResourceTable(arch.cc, triton, {**others.digests, **present}, {**others.records, **records}))
 
     with _scratch_cache(), contextlib.closing(census.measure(todo, arch, known, workers)) as found:
         try:
@@ -133,6 +142,22 @@ def build(
             save()
     left = sum(census.next_form(known.get(item.key, {}), arch) is not None for item in todo)
     return Built(path, len(todo), compiled, time.monotonic() - started, left)
+
+
+def _named(names: Sequence[str] | None) -> list[Variant]:
+    """The catalog's variants of those names; all where none is named."""
+    known = {variant.name: variant for variant in catalog.VARIANTS}
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise ValueError(f"variant {unknown[0]!r} is not in the catalog; known: {', '.join(known)}")
+    return [known[name] for name in names] if names else list(catalog.VARIANTS)
+
+
+def _others(path: Path, names: set[str]) -> ResourceTable:
+    """What a file has of variants that are not named."""
+    table = _load(path) or ResourceTable(0, "")
+    digests = {name: digest for name, digest in table.digests.items() if name not in names}
+    return replace(table, digests=digests, records={key: r for key, r in table.records.items() if key.split()[0] in digests})
 
 
 def gaps(directory: Path = resources.DIRECTORY) -> list[Gap]:

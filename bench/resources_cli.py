@@ -21,6 +21,7 @@ def build(
     arch: Archs = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Compile processes; one per CPU but one by default.")] = None,
     budget: Annotated[float | None, typer.Option(min=1, help="Stop after so many seconds; the next call goes on.")] = None,
+    variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be given again. The others' data stay.")] = None,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,6 +44,7 @@ def build(
                     workers=workers,
                     deadline=deadline,
                     directory=directory or DIRECTORY,
+                    variants=variant,
                     say=lambda line: typer.echo(line, err=True),
                 )
                 done.append(made)

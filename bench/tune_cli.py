@@ -31,9 +31,16 @@ def tune(
     layout: Layout = "nn",
     batch: Annotated[int, typer.Option(min=1, help="Of the sizes.")] = 1,
     variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be given again.")] = None,
+    challenger: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this variant's candidates, beside the pick in force; may be given again. For new kernels."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Of a suite: at most so many shapes, spread over the classes.")] = None,
     budget: Annotated[float | None, typer.Option(min=1, help="Begin no further shape after so many seconds.")] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Candidates measured a shape.")] = 16,
+    per_variant: Annotated[
+        int, typer.Option(min=1, help="Candidates that each variant sends at least; above 2 it may take more than --top-k.")
+    ] = 2,
     resume: Annotated[Path | None, typer.Option(help="A journal to write, and to go on from.")] = None,
     table: Annotated[Path | None, typer.Option(help="The table to merge the winners into; your own by default.")] = None,
     devices: Annotated[str | None, typer.Option(help="GPUs of one kind that share the shapes: all, or 0,1.")] = None,
@@ -64,9 +71,11 @@ def tune(
                 dtype=dtype or "bf16",
                 layout=layout,
                 variants=variant,
+                challengers=challenger,
                 devices=_devices(devices),
                 budget_s=budget,
                 top_k=top_k,
+                per_variant=per_variant,
                 resume=resume,
                 table=table,
                 progress=not (quiet or as_json),

@@ -2,7 +2,9 @@
 
 One row per variant, which a table file may replace by fitted ones (`fit`). The built-in ones were fitted to 3,260 times of 38
 shapes on one H200, before pitches and tails were in the picture: on 162 held-out shapes the model's first pick then runs at 0.933
-of the best, with the packaged table's coefficients at 0.962 (docs/choosing.md).
+of the best, with the packaged table's coefficients at 0.962 (docs/choosing.md). Those of the warp-specialised kernels, of repack
+and of split_k_fused are not fitted but set: such that beside that table's coefficients for tma and split_k they give the ratios
+that a first probe of two dozen shapes found.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ class Coefficients:
         resident: share of fill and store that remains for a program's second and later tiles (1: nothing overlaps).
         l2: share of 64 bytes a clock and SM that L2 delivers when all SMs ask at once.
         port: share of it that a program alone on its SM draws.
-        second: a dependent launch in the same stream, where K is split.
-        partial: share of L2's rate at which the second launch reads partial sums.
+        second: a dependent launch in the same stream, where K is split or operands are copied first; the wait of a tile's last
+            program for the others' partial sums, where there is none.
+        partial: share of L2's rate at which partial sums are read, or at which operands are copied.
         issue: of loads through pointers, as a multiple of what their number alone makes.
         tail: what a k block adds that the matrices end in, where it is read through masked pointers after the pipeline has run dry.
     """
@@ -54,6 +57,7 @@ class Coefficients:
 
 
 _POINTERS: Final = Coefficients(fill=0.5, step=0.08, compute=0.68, stream=0.82, latency=0.68, store=0.35, l2=1.0, port=0.88)
+_SPECIALISED: Final = Coefficients(1.2, 1.1, 0.01, 0.94, 0.90, 1.0, 5.5, 0.68, resident=0.5, l2=1.0, port=1.4)
 
 COEFFICIENTS: Final[dict[str, Coefficients]] = {
     "tiled": _POINTERS,
@@ -61,6 +65,10 @@ COEFFICIENTS: Final[dict[str, Coefficients]] = {
     "tma": Coefficients(0.77, 0.65, 0.027, 0.90, 0.92, 0.98, 5.0, 0.40, resident=0.9, l2=0.89, port=0.89),
     "split_k": Coefficients(1.0, 0.78, 0.03, 0.64, 0.87, 0.96, 6.0, 0.41, l2=1.05, port=0.86, second=1.38, partial=0.28),
     "gemv": Coefficients(launch=0.7, fill=0.1, step=0.03, compute=0.35, stream=0.88, latency=0.9, store=0.1, second=1.15),
+    "warp_specialised": _SPECIALISED,
+    "ping_pong": replace(_SPECIALISED, resident=0.1),
+    "repack": Coefficients(0.7, 1.1, 0.01, 0.87, 0.93, 1.05, 4.0, 0.68, resident=0.95, l2=0.95, port=1.3, partial=0.3),
+    "split_k_fused": Coefficients(0.7, 1.3, 0.016, 0.92, 0.94, 1.1, 8.0, 0.45, l2=0.9, port=1.07, second=0.6),
 }
 #: What lines whose pitch is no multiple of 128 bytes add to the traffic with L2, by the power of two that the pitch is a multiple
 #: of: a 128-byte piece of a line then lies in two cache lines. Below 16 bytes it is part of a loop's own coefficients.

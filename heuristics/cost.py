@@ -14,43 +14,17 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from heuristics.beside import copy_us, last_arriver_us, second_launch_us
 from heuristics.coefficients import Fitted, in_force
 from heuristics.pairs import OPAQUE, PAIRS, TILED, VECTOR, Array, Flags, Rows
 from heuristics.roof import NET_LAUNCH_US, library_us
+from heuristics.sizes import Size, Sizes, holds
 from heuristics.tile_cost import ProblemClass, Setting, StreamCosts, TileCosts, join, setting
-from kernel_zoo.spec import Arch, Estimate, GemmProblem, Operand, TileConfig
-
-Size = Any  # a number, or an array of one per candidate
+from kernel_zoo.spec import Arch, Estimate, GemmProblem, TileConfig
 
 _ROOF_EXPONENT: Final = 8.0  # joins the SMs' time and device memory's: both at once cost a little more than the longer
 _REREAD: Final = 0.25  # of what is asked of device memory again; most is still there
-_PARTS: Final = ("main loop", "fill and store", "device memory", "reduction")
-
-
-class Sizes(NamedTuple):
-    """The sizes of a problem, or of one problem per candidate; what moves if each operand is read or written once; the pitches.
-
-    Pitches are those of A's and B's lines, as `pitch` numbers them.
-    """
-
-    batch: Size
-    m: Size
-    n: Size
-    k: Size
-    least_bytes: Size
-    pitch_a: Size
-    pitch_b: Size
-
-    @classmethod
-    def of(cls, problem: GemmProblem) -> Sizes:
-        """A problem's."""
-        return cls(problem.batch, problem.m, problem.n, problem.k, float(problem.least_bytes), pitch(problem.a), pitch(problem.b))
-
-
-def pitch(operand: Operand) -> int:
-    """What the distance between an operand's lines is a multiple of: 0 is 128 bytes, 1 is 64, 2 is 32, 3 is 16, 4 is less."""
-    distance = operand.leading * operand.itemsize
-    return next((number for number, size in enumerate((128, 64, 32, 16)) if distance % size == 0), 4)
+_PARTS: Final = ("main loop", "fill and store", "device memory", "reduction", "copy")
 
 
 class Costs(NamedTuple):
@@ -61,6 +35,7 @@ class Costs(NamedTuple):
     ends: Array
     memory: Array
     reduction: Array
+    copy: Array
 
 
 class Scorer:
@@ -110,7 +85,10 @@ class Scorer:
             return Estimate(0.0)
         if tile is None:
             return Estimate(total, {"launch": NET_LAUNCH_US, "product": total - NET_LAUNCH_US})
-        return Estimate(total, {"launch": self._kernels[variant].launch, **dict(zip(_PARTS, parts, strict=True))})
+        made = dict(zip(_PARTS, parts, strict=True))
+        if not made["copy"]:
+            del made["copy"]
+        return Estimate(total, {"launch": self._kernels[variant].launch, **made})
 
 
 def times_us(
@@ -154,7 +132,7 @@ def _by_kind(setting: Setting, rows: Rows, sizes: Sizes, library: Callable[[], S
     where = (kinds == OPAQUE).nonzero()[0]
     if len(where):
         product, none = _part(library(), where), np.zeros(len(where))
-        yield where, Costs(NET_LAUNCH_US + product + none, product + none, none, none, none)
+        yield where, Costs(NET_LAUNCH_US + product + none, product + none, none, none, none, none)
 
 
 def _tiles_of(setting: Setting, rows: Rows, sizes: Sizes) -> Costs:
@@ -199,14 +177,18 @@ def _tiles(s: Setting, t: TileCosts, sizes: Sizes) -> Costs:
     joined = (t.work + moved**t.overlap) ** t.inverse
     step = np.maximum(t.wait / together, joined + t.step / together)
 
-    ends = (t.ends + traffic / t.alone + t.tail * (sizes.k % t.block_k > 0)) * (
-        1 + (np.ceil(per_sm / together) - 1) * np.where(single, t.later, t.hidden)
-    )
+    ends_once = t.ends + traffic / t.alone + t.tail * (sizes.k % t.block_k > 0)
+    ends = ends_once * (1 + (np.ceil(per_sm / together) - 1) * np.where(single, t.later, t.hidden))
     main = per_sm * steps * step
+    if t.hands.max() > 1:  # ends hide under the other tile's products, as far as those last
+        ends = np.where(t.hands > 1, np.maximum(ends, np.ceil(per_sm / t.hands) * (steps * step + ends_once) - main), ends)
     memory = _memory_bytes(s, t, sizes, tiles_m, tiles_n, busy * together) / t.memory
-    reduction = _reduction_us(s, sizes, t.split_k, t.reduce, t.memory, t.partial)
-    total = (t.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
-    return Costs(total, main, ends, memory, reduction)
+    reduction = second_launch_us(s, sizes, t.split_k, t.reduce, t.memory, t.partial)
+    if t.visit.any():
+        reduction = np.where(t.visit > 0, last_arriver_us(s, sizes, t, tiles_m * tiles_n), reduction)
+    copy = copy_us(sizes, t)
+    total = (t.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction + copy) * t.factor
+    return Costs(total, main, ends, memory, reduction, copy)
 
 
 def _more(s: Setting, number: Size) -> Size:
@@ -218,7 +200,7 @@ def _memory_bytes(s: Setting, t: TileCosts, sizes: Sizes, tiles_m: Array, tiles_
     """Traffic with device memory: each operand once where L2 holds it, else again for some bands of tiles."""
     line = sizes.k * s.item
     bytes_a, bytes_b = sizes.m * line, sizes.n * line
-    large_a, large_b = _any(bytes_a > s.cache_bytes), _any(bytes_b > s.cache_bytes)
+    large_a, large_b = holds(bytes_a > s.cache_bytes), holds(bytes_b > s.cache_bytes)
     if not large_a and not large_b:
         return sizes.least_bytes
     # Bands of group_m tiles run along the kernel's N, which is the problem's M where the operands are swapped.
@@ -239,25 +221,6 @@ def _swapped(swap: Flags | None, first: Array, second: Array) -> tuple[Array, Ar
     return (first, second) if swap is None else (np.where(swap, second, first), np.where(swap, first, second))
 
 
-def _any(condition: Any) -> bool:
-    return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)
-
-
-def _reduction_us(s: Setting, sizes: Sizes, split_k: Array, launch: Size, memory: Size, l2: Size) -> Array:
-    """A second launch that reads every partial sum, mostly from L2, and writes the result.
-
-    `launch` is the time of one that does nothing; `memory` and `l2` are the rates of device memory, and of partial sums from L2.
-    """
-    if split_k.max() <= 1:
-        return np.zeros_like(split_k)
-    elements = sizes.batch * sizes.m * sizes.n
-    partial = 4 * elements * split_k
-    fast = np.where(partial < s.cache_bytes, l2, memory)
-    reach = np.minimum(1.0, np.maximum(1, elements // 512) / s.arch.sm_count)
-    result = elements * (s.out_item + s.extra_item) / memory
-    return np.where(split_k > 1, launch + 0.02 * split_k + partial / (fast * reach) + result, 0.0)
-
-
 def _gemv(s: Setting, t: StreamCosts, sizes: Sizes, narrow_m: bool) -> Costs:
     """CUDA cores over a stream of the larger matrix; what the resident programs hold in registers is what is in flight."""
     c, arch = s.vector, s.arch
@@ -273,9 +236,9 @@ def _gemv(s: Setting, t: StreamCosts, sizes: Sizes, narrow_m: bool) -> Costs:
     main = per_sm * np.ceil(sizes.k / t.range_k) * step
     memory_rate, partial_rate = s.rates(c)
     memory = t.waste * (sizes.least_bytes / memory_rate)
-    reduction = _reduction_us(s, sizes, t.split_k, c.second + c.store, memory_rate, partial_rate)
+    reduction = second_launch_us(s, sizes, t.split_k, c.second + c.store, memory_rate, partial_rate)
     total = (c.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
-    return Costs(total, main, ends, memory, reduction)
+    return Costs(total, main, ends, memory, reduction, np.zeros_like(total))
 
 
 __all__ = ["Costs", "Fitted", "Scorer", "Sizes", "costs", "times_us", "totals"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from heuristics.occupancy import Occupancy, of_tile
 from heuristics.resources import ResourceTable
+from heuristics.traits import traits_of
 from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant, cdiv
 
 
@@ -58,7 +59,7 @@ def footprint(
     return Footprint(
         tiles=tiles,
         programs=programs,
-        resident=variant == "persistent" or bool(tile.knob("persistent")),
+        resident=traits_of(variant, tile).resident,
         at_once=at_once,
         waves=programs / at_once,
         last_wave=last_wave(programs, at_once),
@@ -71,8 +72,8 @@ def footprint(
 
 
 def tile_counts(problem: GemmProblem, variant: str, tile: TileConfig) -> tuple[int, int]:
-    """Tiles along the kernel's M and N; gemv does not cut the narrow side."""
-    if variant == "gemv":
+    """Tiles along the kernel's M and N; a gemv does not cut the narrow side."""
+    if traits_of(variant).vector:
         return 1, cdiv(max(problem.m, problem.n), tile.block_n)
     rows, cols = (problem.n, problem.m) if tile.knob("swap") else (problem.m, problem.n)
     return cdiv(rows, tile.block_m), cdiv(cols, tile.block_n)
@@ -86,7 +87,7 @@ def last_wave(programs: int, at_once: int) -> float:
 def _tile_use(problem: GemmProblem, variant: str, tile: TileConfig, rows: int, cols: int) -> float | None:
     if problem.k <= 0:
         return None
-    height = min(problem.m, problem.n) if variant == "gemv" else rows * tile.block_m
+    height = min(problem.m, problem.n) if traits_of(variant).vector else rows * tile.block_m
     padded = height * cols * tile.block_n * cdiv(problem.k, tile.block_k) * tile.block_k
     return problem.m * problem.n * problem.k / padded
 

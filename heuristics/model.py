@@ -13,6 +13,7 @@ from kernel_zoo.spec import Arch, Candidate, Estimate, GemmProblem, Refusal, Til
 
 _EQUAL: Final = 1.005  # estimates this close are equal: what the kernels need beside time decides
 _MOST_EQUAL: Final = 8  # candidates that are compared so
+PER_VARIANT: Final = 2  # candidates that each variant sends to a tuner, whatever the model thinks of it
 
 
 class Judge(Protocol):
@@ -96,21 +97,21 @@ def rank(may: Judge, variants: Iterable[Variant], fitted: Fitted | None = None) 
     return [Candidate(name, tile, estimate) for (name, tile), estimate in zip(found, estimates, strict=True)]
 
 
-def shortlist(may: Judge, variants: Iterable[Variant], count: int = 16, fitted: Fitted | None = None) -> list[Candidate]:
+def shortlist(
+    may: Judge, variants: Iterable[Variant], count: int = 16, fitted: Fitted | None = None, per_variant: int = PER_VARIANT
+) -> list[Candidate]:
     """The candidates worth measuring, best first: the model's favourites, varied.
 
-    A model that is wrong about a family must not hide it from a tuner, so each variant that can serve sends its best two tiles. One
-    that cannot tell two knobs apart must not fill the list with them, so block_m x block_n x block_k recurs three times at most.
+    A model that is wrong about a family must not hide it from a tuner, so each variant that can serve sends its best tiles,
+    `per_variant` of them, of as many block shapes as there are. One that cannot tell two knobs apart must not fill the list with
+    them, so block_m x block_n x block_k recurs three times at most. The list is as long as `count`, or, where more than PER_VARIANT
+    of a variant are asked for, as long as that takes.
     """
     ranked = rank(may, variants, fitted)
-    families: dict[str, set[tuple[int, ...]]] = {}
-    chosen: set[int] = set()
-    for index, candidate in enumerate(ranked):
-        sides = families.setdefault(candidate.variant, set())
-        if len(sides) < 2 and _sides(candidate) not in sides:
-            sides.add(_sides(candidate))
-            chosen.add(index)
-    if len(chosen) > count:
+    chosen = _of_each(ranked, per_variant)
+    if per_variant > PER_VARIANT:
+        count = max(count, len(chosen))
+    elif len(chosen) > count:
         chosen = set(sorted(chosen)[:count])
     for limit in (3, len(ranked)):
         seen: dict[tuple[object, ...], int] = {}
@@ -122,6 +123,20 @@ def shortlist(may: Judge, variants: Iterable[Variant], count: int = 16, fitted: 
     return [ranked[index] for index in sorted(chosen)]
 
 
+def _of_each(ranked: Sequence[Candidate], per_variant: int) -> set[int]:
+    """The best of each variant, one of every block shape before a second of any; where PER_VARIANT suffice, no second of any."""
+    chosen: set[int] = set()
+    sent: dict[str, list[tuple[int, ...]]] = {}
+    rounds = (1,) if per_variant <= PER_VARIANT else (1, 2, len(ranked))
+    for most in rounds:
+        for index, candidate in enumerate(ranked):
+            sides = sent.setdefault(candidate.variant, [])
+            if index not in chosen and len(sides) < per_variant and sides.count(_sides(candidate)) < most:
+                sides.append(_sides(candidate))
+                chosen.add(index)
+    return chosen
+
+
 def _sides(candidate: Candidate) -> tuple[int, ...]:
     tile = candidate.tile
     return (tile.block_m, tile.block_n, tile.block_k) if tile is not None else ()
@@ -129,6 +144,7 @@ def _sides(candidate: Candidate) -> tuple[int, ...]:
 
 __all__ = [
     "COEFFICIENTS",
+    "PER_VARIANT",
     "Coefficients",
     "Judge",
     "Scorer",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from heuristics.traits import traits_of
 from kernel_zoo.spec import Arch, GemmProblem, Resources, TileConfig, cdiv
 
 Source = Literal["compiled", "formula"]
@@ -19,6 +20,7 @@ Source = Literal["compiled", "formula"]
 WARP: Final = 32
 _PARTITIONS: Final = 4  # each with its own quarter of the registers and its own warps
 _REGISTER_UNIT: Final = 256  # registers that a warp's are rounded up to
+_REGISTERS_APIECE: Final = 8  # registers that a thread's share is a multiple of
 _SHARED_UNIT: Final = 128
 _RESERVED: Final = 1024  # of shared memory, per block, from compute capability 8.0 on
 _MOST_REGISTERS: Final = 255  # a thread's
@@ -112,12 +114,17 @@ def _rounded(value: int, unit: int) -> int:
 
 def of_tile(problem: GemmProblem, arch: Arch, variant: str, tile: TileConfig, compiled: Resources | None = None) -> Occupancy:
     """What an SM holds of a variant's tile: from its binary where that is known, else from what the tile is expected to need."""
+    traits = traits_of(variant, tile)
+    warps = tile.num_warps + traits.helpers
     if compiled is not None:
-        return occupancy(arch, tile.num_warps, compiled.registers, compiled.shared_bytes)
-    threads = WARP * tile.num_warps
-    if variant == "gemv":  # sums and one block of the matrix in registers; nothing staged
+        return occupancy(arch, warps, compiled.registers, compiled.shared_bytes)
+    threads = WARP * warps
+    if traits.vector:  # sums and one block of the matrix in registers; nothing staged
         registers, shared = tile.block_n * tile.block_k // threads * (min(problem.m, problem.n) + 1) + 40, 0
     else:
         registers = tile.block_m * tile.block_n // threads + 64
         shared = (tile.block_m + tile.block_n) * tile.block_k * problem.a.itemsize * tile.num_stages
-    return occupancy(arch, tile.num_warps, min(registers, _MOST_REGISTERS), min(shared, arch.smem_per_block), "formula")
+        if traits.sole:  # warps that compute take over registers of those that load; results wait for their store
+            registers = arch.registers_per_sm // threads // _REGISTERS_APIECE * _REGISTERS_APIECE
+            shared += tile.block_m * tile.block_n * problem.out.itemsize * traits.hands
+    return occupancy(arch, warps, min(registers, _MOST_REGISTERS), min(shared, arch.smem_per_block), "formula")

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heuristics.traits import traits_of
 from kernel_zoo.spec import TileConfig
 
 Array = NDArray[np.float64]
@@ -40,6 +41,10 @@ class Columns(NamedTuple):
     tma: Array  # loads through descriptors
     resident: Array  # programs stay and walk over tiles
     flatten: Array
+    sole: Array  # a program has its SM to itself
+    hands: Array  # tiles that a program works on by turns
+    copies: Array  # what the copy engine cannot take is copied first
+    fused: Array  # partial sums are added up by the last program to arrive
     variant: Array  # the variant's number in `names`
 
 
@@ -102,7 +107,7 @@ class Pairs:
         if variant not in self.names:
             self.names.append(variant)
         self._rows[number] = _row(variant, tile, self.names.index(variant))
-        self._kinds[number] = OPAQUE if tile is None else VECTOR if variant == "gemv" else TILED
+        self._kinds[number] = OPAQUE if tile is None else VECTOR if traits_of(variant).vector else TILED
         self.tiles.append(corrected_as(tile) if tile is not None else "")
         self.pairs.append((variant, tile))
         self._numbers[variant, tile] = number
@@ -117,12 +122,12 @@ def corrected_as(tile: TileConfig) -> str:
 
 def _row(variant: str, tile: TileConfig | None, number: int) -> tuple[float, ...]:
     if tile is None:
-        return (1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, number)
-    knobs = dict(tile.knobs)
+        return (1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, number)
+    knobs, traits = dict(tile.knobs), traits_of(variant, tile)
     return (
         tile.block_m, tile.block_n, tile.block_k, tile.group_m, tile.split_k, tile.num_warps, tile.num_stages,
-        bool(knobs.get("swap")), variant == "tma" or bool(knobs.get("tma")),
-        variant == "persistent" or bool(knobs.get("persistent")), bool(knobs.get("flatten")), number,
+        bool(knobs.get("swap")), traits.tma, traits.resident, bool(knobs.get("flatten")),
+        traits.sole, traits.hands, traits.copies, traits.fused, number,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from heuristics.footprint import Footprint, last_wave
 from heuristics.policy import NET
 from heuristics.roof import rate, roof_us
 from heuristics.table import problem_key
+from heuristics.traits import traits_of
 from heuristics.verdicts import amount, slower
 from kernel_zoo.spec import ITEMSIZE, VECTOR_BYTES, GemmProblem
 
@@ -29,7 +30,17 @@ def because(selection: Selection) -> str:
         return "nothing is multiplied (k is 0 or alpha is 0): only C, bias and activation are written"
     if held is None or selection.tile is None:
         return "; ".join(filter(None, (_no_kernel(selection), _limit(selection))))
-    return "; ".join(filter(None, (_parallelism(selection, held), _waste(held), _limit(selection))))
+    return "; ".join(filter(None, (_copied(selection), _parallelism(selection, held), _waste(held), _limit(selection))))
+
+
+def _copied(selection: Selection) -> str:
+    """That operands are copied first, and what that buys."""
+    p = selection.problem
+    names = [name for name, operand in (("A", p.a), ("B", p.b)) if operand.line_align < VECTOR_BYTES]
+    if not names or not traits_of(selection.variant).copies:
+        return ""
+    lines = f"lines aligned to {min(p.a.line_align, p.b.line_align)} bytes"
+    return f"{' and '.join(names)}, with {lines}, {'are' if len(names) > 1 else 'is'} copied to aligned ones first"
 
 
 def _no_kernel(selection: Selection) -> str:
@@ -47,7 +58,7 @@ def _parallelism(selection: Selection, held: Footprint) -> str:
     tile, sms = selection.tile, selection.arch.sm_count
     assert tile is not None
     side = f"{tile.block_m} x {tile.block_n}"
-    if selection.variant == "gemv":
+    if traits_of(selection.variant).vector:
         narrow = min(selection.problem.m, selection.problem.n)
         streamed = f"one side of the result is {narrow}: the larger matrix is streamed once by {held.programs} programs"
         return f"{streamed}, K split {tile.split_k} ways so that more SMs read" if tile.split_k > 1 else streamed
@@ -112,7 +123,7 @@ def _limit(selection: Selection) -> str:
 def _narrow_reads(selection: Selection, roof: float) -> str:
     """That short accesses hold a pick up, where its main loop takes much longer than the roof."""
     align = min(selection.problem.a.line_align, selection.problem.b.line_align)
-    if align >= VECTOR_BYTES or selection.estimate.parts.get("main loop", 0.0) < 2 * roof:
+    if traits_of(selection.variant).copies or align >= VECTOR_BYTES or selection.estimate.parts.get("main loop", 0.0) < 2 * roof:
         return ""
     return f", for lines aligned to {align} bytes are read {align} bytes at a time"
 
@@ -125,6 +136,8 @@ def repeats(selection: Selection) -> str:
     if record.recipe is None or tile is None:
         return f"{selection.variant} is declared to repeat; its order of summation is its own"
     if tile.split_k > 1:
+        if traits_of(selection.variant).fused:
+            return f"{tile.split_k} partial sums of K are added in order by the last program to arrive; atomics only count arrivals"
         return f"{tile.split_k} partial sums of K are added in order by the second launch, without atomics"
     return "one program sums K front to back, without atomics"
 

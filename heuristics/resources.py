@@ -43,13 +43,14 @@ class Record:
     """A key's forms: `heavy` with everything an epilogue can read, `plain` with nothing, `even` plain and without masks.
 
     A form is None where a heavier one is without fault, and where it was not compiled yet. `at` is the alignment of A's and B's
-    lines in bytes, where the tile is illegal at the worst of the key's: a fault says nothing of a problem that is aligned better.
+    lines in bytes, and of out's where that is not the worse of theirs: it is there where the tile is illegal at the worst of the
+    key's. A fault says nothing of a problem that is aligned better.
     """
 
     heavy: Needs | None = None
     plain: Needs | None = None
     even: Needs | None = None
-    at: tuple[int, int] | None = None
+    at: tuple[int, ...] | None = None
 
     def refusal(self, problem: GemmProblem, arch: Arch, tile: TileConfig) -> Refusal | None:
         """Why the problem's binary may not serve: a form that is no heavier is at fault. None leaves it to the variant."""
@@ -63,9 +64,12 @@ class Record:
         return fault if fault is None or masked else _fault(self.even, arch)
 
     def _as_short(self, problem: GemmProblem) -> bool:
-        """The problem's lines are aligned no better than those that were compiled; out's were as the worse of A's and B's."""
-        a, b = self.at or ((problem.a.itemsize, problem.b.itemsize) if not is_vectorised(problem) else (VECTOR_BYTES, VECTOR_BYTES))
-        return problem.a.line_align <= a and problem.b.line_align <= b and problem.out.line_align <= min(a, b)
+        """The problem's lines are aligned no better than those that were compiled."""
+        a, b, *of_out = self.at or (
+            (problem.a.itemsize, problem.b.itemsize) if not is_vectorised(problem) else (VECTOR_BYTES, VECTOR_BYTES)
+        )
+        out = of_out[0] if of_out else min(a, b)
+        return problem.a.line_align <= a and problem.b.line_align <= b and problem.out.line_align <= out
 
     def nearest(self, problem: GemmProblem) -> Resources | None:
         """The needs of the form most like the problem's binary, and no lighter where there is one."""
@@ -234,7 +238,7 @@ def _packed(record: Record) -> dict[str, Any]:
 def _unpacked(forms: Mapping[str, Any]) -> Record:
     heavy, plain, even = (_needs(forms[form]) if form in forms else None for form in FORMS)
     at = forms.get("at")
-    return Record(heavy, plain, even, (at[0], at[1]) if at else None)
+    return Record(heavy, plain, even, tuple(at) if at else None)
 
 
 def _needs(packed: Any) -> Needs:

@@ -27,6 +27,7 @@ _TRANSPOSE_SHARE: Final = 0.5  # wgmma wants TF32 operands K-major: another orde
 _CONFLICTS: Final = 5.8  # times that an FMA read of a K-major B is repeated for bank conflicts
 _ADDRESSES: Final = 48  # that a thread can hold beside its accumulator
 _NEIGHBOUR: Final = 0.6  # share of a later tile's ends that a neighbour's main loop leaves
+_VISIT: Final = 0.1  # of a partial tile in L2, beside its bytes
 _FLATTENED: Final = 0.25  # share of a later tile's ends that a flattened loop over tiles leaves
 
 
@@ -90,8 +91,12 @@ class TileCosts(NamedTuple):
     step: Array
     overlap: Array
     inverse: Array  # of overlap
-    reduce: Array  # a second launch that reads nothing
+    reduce: Array  # a second launch that reads nothing; the wait for the others' partial sums, where there is none
     tail: Array  # what a k block that the matrices end in adds
+    hands: Array  # tiles that a program works on by turns
+    copies: Array  # operands are copied first where the copy engine cannot take them
+    visit: Array  # a last arriver's time for one partial tile; 0 where a second launch adds them up
+    result: Array  # ... and for the result that it then writes
     factor: Array  # on the whole time
 
 
@@ -196,14 +201,16 @@ class Setting:
         epilogue = elements * (_ACTIVATION_OPS.get(self.kind.activation, 10) / 128) / self.clock
         ends = c.fill + c.store + 2 * stored / alone + epilogue
         later = np.where(t.resident > 0, c.resident, 1.0) * np.where(t.flatten > 0, _FLATTENED, 1.0)
-        fit = _programs_per_sm(t, self.item, self.arch)
+        fit = np.where(t.sole > 0, 1, _programs_per_sm(t, self.item, self.arch))
+        visit = np.where(t.fused > 0, _VISIT + 4 * elements / (alone * c.partial), 0.0)
+        result = elements * (self.out_item + self.extra_item) / alone + epilogue
         return TileCosts(
             *_sides(t), t.block_k, t.block_k * t.split_k, t.group_m, t.split_k, t.swap, fit, work**c.overlap,
             np.where(swap, traffic_n, traffic_m), np.where(swap, traffic_m, traffic_n),
             self._issue_us(t) * c.issue,
             c.latency / depth + c.step, alone, shared, shared * self.arch.sm_count, ends, later, later * _NEIGHBOUR,
             *self.rates(c), c.launch, c.step, c.overlap, 1 / c.overlap, c.second + c.store,
-            np.where(t.tma > 0, 0.0, c.tail), factors[:, 1],
+            np.where(t.tma > 0, 0.0, c.tail), t.hands, t.copies, visit, result, factors[:, 1],
         )  # fmt: skip
 
     def _loops(self, t: Columns) -> tuple[list[str], Rows]:
@@ -240,7 +247,8 @@ class Setting:
     def _runs(self, t: Columns) -> tuple[Array, Array]:
         """Contiguous bytes that a tile reads at a time, on its M side and on its N side."""
         a, b = self.kind.layouts
-        (side_a, side_b), one = _sides(t), np.ones_like(t.block_k)
+        # A copy of what has no unit stride lies along K.
+        (side_a, side_b), one = _sides(t), np.where(t.copies > 0, t.block_k, 1.0)
         along_a = t.block_k if a == "n" else side_a if a == "t" else one
         along_b = t.block_k if b == "t" else side_b if b == "n" else one
         swap = t.swap > 0

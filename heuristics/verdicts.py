@@ -10,6 +10,7 @@ from heuristics import model
 from heuristics.footprint import Footprint, footprint
 from heuristics.policy import NET, UnknownVariantError
 from heuristics.table import Measurement
+from heuristics.traits import traits_of
 from kernel_zoo.spec import Candidate, Estimate, Refusal, TileConfig, Variant
 
 if TYPE_CHECKING:
@@ -163,6 +164,10 @@ def _trouble(pick: Standing, here: Standing, part: str | None, sms: int) -> str:
     mine, theirs = here.footprint, pick.footprint
     if mine is None:
         return "PyTorch's own product, estimated from its usual share of the roof"
+    if part == "copy":
+        return f"copies operands into {amount(mine.workspace_bytes)} of workspace first"
+    if part == "reduction" and traits_of(here.variant).fused:
+        return f"needs {amount(mine.workspace_bytes)} of workspace, and its last programs add up partial sums"
     if part == "reduction":
         return f"needs {amount(mine.workspace_bytes)} of workspace and a second launch"
     if part == "main loop" and theirs is not None:

@@ -11,11 +11,13 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from kernel_zoo.digest import unspecialised
 from kernel_zoo.spec import INT32_MAX, Descriptor, KernelCall, Resources, Scalar, View, pow2_divisor
-from kernel_zoo.triton_compat import HAVE_TRITON
+from kernel_zoo.triton_compat import HAVE_GLUON, HAVE_TRITON, gl, is_gluon
 
 TRITON_TYPES: Final[dict[str, str]] = {
     "fp64": "fp64",
@@ -31,6 +33,11 @@ TRITON_TYPES: Final[dict[str, str]] = {
     "fp8e5m2": "fp8e5",
 }
 
+#: The names that Gluon's language has for the types a descriptor may hold.
+_GLUON_TYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int32": "int32", "int8": "int8", "uint8": "uint8",
+                       "fp8e4m3": "float8e4nv", "fp8e5m2": "float8e5"}  # fmt: skip
+#: The least compute capability on which a launch can depend on the one before it.
+DEPENDENT_CC: Final = 90
 _DIVISOR_LIMIT: Final = 16
 _LEAST_DIVISOR: Final = 2  # two 16-bit numbers make a 4-byte access, the narrowest that can be copied asynchronously
 
@@ -49,28 +56,33 @@ class Specialisation:
     divisors: tuple[int, ...]
     num_warps: int
     num_stages: int
+    dependent: bool = False
 
     @property
     def source(self) -> Any:
-        """The triton ASTSource."""
-        from triton.compiler import ASTSource
+        """The triton ASTSource, or Gluon's."""
+        if is_gluon(self.kernel):
+            from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
+        else:
+            from triton.compiler import ASTSource
 
         names = self.kernel.arg_names
         attributes = {(i,): [["tt.divisibility", d]] for i, d in enumerate(self.divisors) if d}
         constants = {(i,): value for i, value in self.constants}
         return ASTSource(self.kernel, dict(zip(names, self.signature, strict=True)), constants, attributes)
 
-    @property
-    def options(self) -> dict[str, int]:
-        """Compile options."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+    def options(self, cc: int) -> dict[str, int]:
+        """Compile options for a compute capability."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return {**options, "launch_pdl": True} if self.dependent and cc >= DEPENDENT_CC else options
 
 
 def specialise(call: KernelCall) -> Specialisation:
     """The specialisation a launch needs.
 
     Integers equal to 1 or 0 become constants: a unit stride left as an argument would hinder vectorising, and a zero
-    one lets a broadcast fold away.
+    one lets a broadcast fold away. A parameter that the kernel's decorator names in `do_not_specialize` stays an argument of which
+    nothing is known, whatever its value, so that one binary serves all; `do_not_specialize_on_alignment` is honoured likewise.
 
     Raises:
         TypeError: the arguments and constants do not match the kernel's parameters.
@@ -87,32 +99,54 @@ def specialise(call: KernelCall) -> Specialisation:
     signature: list[str] = []
     constants: list[tuple[int, Any]] = []
     divisors: list[int] = []
-    for i, arg in enumerate(call.args):
-        kind, divisor = _parameter(arg)
+    general, unaligned = unspecialised(call.kernel)
+    for name, arg in zip(names, call.args, strict=False):
+        if isinstance(arg, Descriptor):
+            kind, divisor = tensordesc(arg, is_gluon(call.kernel)), 0
+        else:
+            kind, divisor = _parameter(arg, name in general)
         if kind == "constexpr":
-            constants.append((i, arg))
+            constants.append((len(signature), arg))
         signature.append(kind)
-        divisors.append(divisor)
+        divisors.append(0 if name in unaligned else divisor)
     for i, name in enumerate(names[positional:], positional):
         constants.append((i, call.constants[name]))
         signature.append("constexpr")
         divisors.append(0)
-    return Specialisation(call.kernel, tuple(signature), tuple(constants), tuple(divisors), call.num_warps, call.num_stages)
+    return Specialisation(
+        call.kernel, tuple(signature), tuple(constants), tuple(divisors), call.num_warps, call.num_stages, call.dependent
+    )
 
 
-def _parameter(arg: object) -> tuple[str, int]:
-    """A launch argument's type in the signature and the divisor known of it."""
+def _parameter(arg: object, general: bool) -> tuple[str, int]:
+    """A launch argument's type in the signature and the divisor known of it; `general`: nothing may be known of its value."""
     if isinstance(arg, View):
         return f"*{TRITON_TYPES[arg.dtype]}", arg.operand.align if arg.operand.align > 1 else 0
-    if isinstance(arg, Descriptor):
-        block = ", ".join(map(str, arg.block))
-        return f"tensordesc<{TRITON_TYPES[arg.view.dtype]}[{block}]>", 0
     if isinstance(arg, Scalar):
         return TRITON_TYPES[arg.dtype], 0
-    if isinstance(arg, int) and not isinstance(arg, bool) and arg not in (0, 1):
-        divisor = pow2_divisor(arg, _DIVISOR_LIMIT)
+    if isinstance(arg, int) and not isinstance(arg, bool) and (general or arg not in (0, 1)):
+        divisor = 0 if general else pow2_divisor(arg, _DIVISOR_LIMIT)
         return "i32" if -INT32_MAX <= arg <= INT32_MAX else "i64", divisor if divisor >= _LEAST_DIVISOR else 0
     return "constexpr", 0
+
+
+def tensordesc(described: Descriptor, of_gluon: bool) -> str:
+    """A descriptor's type in the signature; one of Gluon's says how its blocks lie in shared memory."""
+    dtype, block = TRITON_TYPES[described.view.dtype], ", ".join(map(str, described.block))
+    layout = f",{block_layout(described.block, described.view.dtype)!r}" if of_gluon else ""
+    return f"tensordesc<{dtype}[{block}]{layout}>"
+
+
+@cache
+def block_layout(block: tuple[int, ...], dtype: str) -> Any:
+    """How Gluon lays a block of a descriptor out in shared memory: by default, as kernels that ask for none assume.
+
+    Raises:
+        ImportError: triton is not installed, or has no Gluon.
+    """
+    if not HAVE_GLUON:
+        raise ImportError("a Gluon kernel needs a triton that has Gluon; it is not installed (pip install triton)")
+    return gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, _GLUON_TYPES[dtype]))
 
 
 def compile_binary(spec: Specialisation, cc: int) -> Any:
@@ -126,7 +160,7 @@ def compile_binary(spec: Specialisation, cc: int) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    return triton.compile(spec.source, target=GPUTarget("cuda", cc, 32), options=spec.options)
+    return triton.compile(spec.source, target=GPUTarget("cuda", cc, 32), options=spec.options(cc))
 
 
 _INSTRUCTIONS: Final = {

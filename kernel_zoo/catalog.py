@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from typing import Final
 
-from kernel_zoo.kernels import aten, gemv, persistent, split_k, tiled, tma
+from kernel_zoo.kernels import (
+    aten,
+    gemv,
+    persistent,
+    ping_pong,
+    repack,
+    split_k,
+    split_k_fused,
+    tiled,
+    tma,
+    warp_specialised,
+)
 from kernel_zoo.spec import Variant
 
 VARIANTS: Final[tuple[Variant, ...]] = (
+    warp_specialised.VARIANT,
+    ping_pong.VARIANT,
     tma.VARIANT,
     persistent.VARIANT,
     tiled.VARIANT,
+    split_k_fused.VARIANT,
     split_k.VARIANT,
     gemv.VARIANT,
+    repack.VARIANT,
     aten.VARIANT,
 )
 

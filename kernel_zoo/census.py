@@ -7,13 +7,14 @@ that one spills, is too large or does not compile.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from kernel_zoo.build import specialise
+from kernel_zoo.build import Specialisation, specialise
 from kernel_zoo.compile_pool import CompilePool
 from kernel_zoo.compile_worker import Answer, compile_here
 from kernel_zoo.spec import (
@@ -30,6 +31,7 @@ from kernel_zoo.spec import (
     binary_class,
     cdiv,
     next_pow2,
+    pow2_divisor,
     tile_key,
 )
 
@@ -54,9 +56,11 @@ class Item:
     tile: TileConfig
 
     @property
-    def at(self) -> tuple[int, int] | None:
-        """To how many bytes A's and B's lines are aligned, where that is neither the best nor the worst."""
+    def at(self) -> tuple[int, ...] | None:
+        """To how many bytes A's and B's lines are aligned, where that is neither best nor worst; and out's, where better."""
         aligns = (self.problem.a.line_align, self.problem.b.line_align)
+        if self.problem.out.line_align > min(aligns):
+            return (*aligns, self.problem.out.line_align)
         return None if aligns in ((VECTOR_BYTES,) * 2, (self.problem.a.itemsize,) * 2) else aligns
 
 
@@ -94,6 +98,11 @@ def _samples() -> Iterator[GemmProblem]:
                 odd = 0 if min(aligns) == VECTOR_BYTES else 1
                 sizes = (m + (odd if m > 4 else 0), n + (odd if n > 4 else 0), k + odd)
                 yield _problem(sizes, dtype, precision, layout, aligns)
+    # Last, tiles that need an aligned out, though A or B is not.
+    for sizes, (dtype, precision), layout in product(shapes, DTYPES, LAYOUTS):
+        for aligns in _alignments(dtype):
+            if min(aligns) < VECTOR_BYTES:
+                yield _problem(sizes, dtype, precision, layout, aligns, VECTOR_BYTES)
 
 
 def _alignments(dtype: str) -> list[tuple[int, int]]:
@@ -103,12 +112,14 @@ def _alignments(dtype: str) -> list[tuple[int, int]]:
     return [(VECTOR_BYTES, VECTOR_BYTES), (element, element), (VECTOR_BYTES, element), (element, VECTOR_BYTES), *between]
 
 
-def _problem(sizes: tuple[int, int, int], dtype: str, precision: str, layout: str, aligns: tuple[int, int]) -> GemmProblem:
-    """A plain problem whose lines of A and B start at multiples of just these bytes; out is as the worse of them."""
+def _problem(
+    sizes: tuple[int, int, int], dtype: str, precision: str, layout: str, aligns: tuple[int, int], out: int = 0
+) -> GemmProblem:
+    """A plain problem whose lines of A and B start at multiples of just these bytes; out's of `out`, or as the worse of them."""
     m, n, k = sizes
     a = _operand(dtype, m, k, layout[0] == "t", aligns[0])
     b = _operand(dtype, k, n, layout[1] == "t", aligns[1])
-    return GemmProblem(1, m, n, k, a, b, _operand(dtype, m, n, False, min(aligns)), Epilogue(), precision)
+    return GemmProblem(1, m, n, k, a, b, _operand(dtype, m, n, False, out or min(aligns)), Epilogue(), precision)
 
 
 def _operand(dtype: str, rows: int, cols: int, transposed: bool, align: int) -> Operand:
@@ -118,16 +129,23 @@ def _operand(dtype: str, rows: int, cols: int, transposed: bool, align: int) -> 
     return Operand.of(dtype, rows, cols, (0, 1, leading) if transposed else (0, leading, 1), align)
 
 
-def in_form(problem: GemmProblem, form: str) -> GemmProblem:
-    """A sample's problem in one of the `FORMS`."""
+def in_form(problem: GemmProblem, form: str, tile: TileConfig | None = None) -> GemmProblem:
+    """A sample's problem in one of the `FORMS`; the even one is so for tiles whose sides are powers of two, and for `tile`."""
     if form == "plain":
         return problem
     if form == "heavy":
         full = problem.out
         return replace(problem, epilogue=Epilogue(alpha="x", beta="x", c=full, bias=full, activation="gelu"))
-    m, n = (size if size <= 4 else max(16, next_pow2(size)) for size in (problem.m, problem.n))
+    odd = math.lcm(_odd(tile.block_m), _odd(tile.block_n)) if tile is not None else 1
+    m, n = (size if size <= 4 else max(16, next_pow2(size)) * odd for size in (problem.m, problem.n))
+    k = next_pow2(problem.k) * (_odd(tile.block_k) if tile is not None else 1)
     aligns = (problem.a.line_align, problem.b.line_align)
-    return _problem((m, n, next_pow2(problem.k)), problem.dtype, problem.precision, problem.layout, aligns)
+    return _problem((m, n, k), problem.dtype, problem.precision, problem.layout, aligns, problem.out.line_align)
+
+
+def _odd(side: int) -> int:
+    """What is left of a tile's side after its powers of two."""
+    return side // pow2_divisor(side, 1 << 16)
 
 
 def is_clean(needs: Needs, arch: Arch) -> bool:
@@ -161,15 +179,25 @@ def measure(
             due = [item for item in todo if next_form(have[item.key], arch) == form]
             pending = []
             for item in due:
-                calls = item.variant.plan(in_form(item.problem, form), item.tile, arch).calls
-                specs = [specialise(call) for call in calls]
-                pending.append((item, [(spec, pool.submit(spec, arch.cc)) for spec in specs]))
+                specs = _specialisations(item, form, arch)
+                same = next((known for known in have[item.key] if _specialisations(item, known, arch) == specs), None)
+                if same is not None:  # where masks are no part of a kernel, its even form is the plain one
+                    have[item.key][form] = have[item.key][same]
+                    yield item.key, form, have[item.key][form]
+                else:
+                    pending.append((item, [(spec, pool.submit(spec, arch.cc)) for spec in specs]))
             for item, submitted in pending:
                 answers = [(spec, future.result()) for spec, future in submitted]
                 needs = _together([compile_here(spec, arch.cc) if a.status == "unknown" else a for spec, a in answers])
                 if needs is not None:
                     have[item.key][form] = needs
                     yield item.key, form, needs
+
+
+def _specialisations(item: Item, form: str, arch: Arch) -> list[Specialisation]:
+    """What the launches of an item's form are compiled as."""
+    problem = in_form(item.problem, form, item.tile)
+    return [specialise(call) for call in item.variant.plan(problem, item.tile, arch).calls]
 
 
 def _together(answers: Sequence[Answer]) -> Needs | None:

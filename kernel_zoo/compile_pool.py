@@ -33,7 +33,8 @@ def job_of(spec: Specialisation, cc: int) -> Job | None:
         found = getattr(found, part, None)
     if module == "__main__" or found is not spec.kernel:
         return None
-    return module, qualname, spec.signature, spec.constants, spec.divisors, spec.num_warps, spec.num_stages, cc
+    about = (spec.signature, spec.constants, spec.divisors, spec.num_warps, spec.num_stages, spec.dependent)
+    return module, qualname, *about, cc
 
 
 class CompilePool:

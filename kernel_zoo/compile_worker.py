@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from kernel_zoo.spec import Resources
 
-#: (module, qualified name, signature, constants, divisors, num_warps, num_stages, compute capability)
-Job = tuple[str, str, tuple[str, ...], tuple[tuple[int, Any], ...], tuple[int, ...], int, int, int]
+#: (module, qualified name, signature, constants, divisors, num_warps, num_stages, dependent, compute capability)
+Job = tuple[str, str, tuple[str, ...], tuple[tuple[int, Any], ...], tuple[int, ...], int, int, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,13 @@ def compile_job(job: Job) -> Answer:
     """Compile one binary into the disk cache, and read what it needs."""
     from kernel_zoo.build import Specialisation
 
-    module, qualname, signature, constants, divisors, num_warps, num_stages, cc = job
+    module, qualname, signature, constants, divisors, num_warps, num_stages, dependent, cc = job
     try:
         kernel = find_kernel(module, qualname)
     except Exception as error:  # a user's module may fail to import in any way
         return Answer("unknown", f"{module}.{qualname}: {error!r}")
-    return compile_here(Specialisation(kernel, signature, constants, divisors, num_warps, num_stages), cc, launcher=True)
+    spec = Specialisation(kernel, signature, constants, divisors, num_warps, num_stages, dependent)
+    return compile_here(spec, cc, launcher=True)
 
 
 def compile_here(spec: Any, cc: int, *, launcher: bool = False, read: bool = True) -> Answer:

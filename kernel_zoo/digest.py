@@ -1,7 +1,7 @@
 """The identity of a kernel: a hash of its source and of every device function it reaches.
 
 Comments, docstrings and formatting are left out (the syntax tree is hashed), so that a table row survives an edit that cannot
-change what runs. Standard library only.
+change what runs. What a decorator names in do_not_specialize does. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,18 +19,33 @@ def digest(functions: Iterable[Any]) -> str:
     trees: dict[str, str] = {}
     queue = [function for function in functions if function is not None]
     while queue:
-        plain = getattr(queue[-1], "fn", queue[-1])
-        queue.pop()
+        function = queue.pop()
+        plain = getattr(function, "fn", function)
         name = f"{getattr(plain, '__module__', '')}.{getattr(plain, '__qualname__', repr(plain))}"
         if name in trees:
             continue
         tree = _tree(plain)
-        trees[name] = _dump(tree) if tree is not None else name
+        trees[name] = (_dump(tree) if tree is not None else name) + _unspecialised(function)
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} if tree is not None else set()
         reachable = getattr(plain, "__globals__", {})
         queue.extend(reachable[name] for name in sorted(names) if _is_own_device_function(reachable.get(name)))
     text = "\n".join(f"{name}: {trees[name]}" for name in sorted(trees))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def unspecialised(kernel: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """The parameters that a jitted function's decorator names in do_not_specialize, and in do_not_specialize_on_alignment."""
+    parameters = getattr(kernel, "params", ())
+    return (
+        frozenset(each.name for each in parameters if each.do_not_specialize),
+        frozenset(each.name for each in parameters if each.do_not_specialize_on_alignment),
+    )
+
+
+def _unspecialised(function: Any) -> str:
+    """What a decorator says of parameters that a binary is not made for, which changes the code; empty where it names none."""
+    named = [sorted(names) for names in unspecialised(function)]
+    return f" {named}" if any(named) else ""
 
 
 def _dump(node: Any) -> str:

@@ -18,9 +18,12 @@ import numpy as np
 import torch
 
 from kernel_zoo.build import specialise
-from kernel_zoo.spec import Descriptor, KernelCall, Recipe, Scalar, View
+from kernel_zoo.matrices import TORCH_DTYPES
+from kernel_zoo.spec import Descriptor, KernelCall, Recipe, Scalar, View, cdiv
+from kernel_zoo.triton_compat import is_gluon
 
 LOCK: Final = threading.RLock()
+_OURS: Final = ("WS", "COUNTERS")  # slots of raw bytes: their views choose the type
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -34,18 +37,62 @@ def run(recipe: Recipe, slots: Mapping[str, torch.Tensor], scalars: Mapping[str,
 
     Raises:
         triton.runtime.errors.InterpreterError: the kernel failed.
+        DirtyCountersError: the launches left counters that are not zero.
     """
     host = {name: _widen(tensor) for name, tensor in slots.items()}
-    if recipe.workspace_bytes:
-        host["WS"] = torch.full((recipe.workspace_bytes // 4,), float("nan"), dtype=torch.float32)
-    before = host["OUT"].clone() if host["OUT"] is not slots["OUT"] else None
+    if recipe.workspace_bytes:  # every byte 0xff: NaN in all floating types
+        host["WS"] = torch.full((cdiv(recipe.workspace_bytes, 4),), -1, dtype=torch.int32).view(torch.float32)
+    if recipe.counters:
+        host["COUNTERS"] = torch.zeros(recipe.counters, dtype=torch.int32)
+    before = {name: host[name].clone() for name, tensor in slots.items() if host[name] is not tensor}
+    memory = _Memory(host, frozenset(before))
     with LOCK, _interpreted_helpers(), np.errstate(all="ignore"):
         for call in recipe.calls:
-            _launch(call, host, scalars)
-    if before is not None:
+            _launch(call, memory, scalars)
+    for name, old in before.items():
         # Only what the kernel wrote: converting the rest back and forth could change the bits of a NaN beside the result.
-        written = host["OUT"].view(torch.int32) != before.view(torch.int32)
-        _storage(slots["OUT"])[written] = host["OUT"][written].to(slots["OUT"].dtype)
+        written = host[name].view(torch.int32) != old.view(torch.int32)
+        _storage(slots[name])[written] = host[name][written].to(slots[name].dtype)
+    if recipe.counters and host["COUNTERS"].any():
+        dirty = host["COUNTERS"].nonzero().flatten()
+        raise DirtyCountersError(
+            f"{len(dirty)} of {recipe.counters} counters are not zero after {recipe.calls[-1].kernel.__name__}, the first at "
+            f"{int(dirty[0])}; needed: zero, which the next launch on the stream starts from"
+        )
+
+
+class DirtyCountersError(RuntimeError):
+    """A kernel did not leave its counters as it found them."""
+
+
+class _Memory:
+    """What kernels see of the slots: memory under a view's element type, from where the view starts.
+
+    The views of a slot share its memory, but for those of a workspace in a type that is widened: such a view has memory of its own,
+    shared by all with the same start and type.
+    """
+
+    def __init__(self, host: Mapping[str, torch.Tensor], widened: frozenset[str]) -> None:
+        self._host = host
+        self._widened = widened
+        self._apart: dict[tuple[str, int, str], torch.Tensor] = {}
+
+    def at(self, view: View) -> torch.Tensor:
+        """The memory behind a view."""
+        whole, dtype = self._host[view.slot], TORCH_DTYPES[view.dtype]
+        if view.slot in self._widened:  # as many elements as the slot itself has
+            return whole[view.offset // dtype.itemsize :] if view.offset else whole
+        if whole.dtype == dtype:
+            return _storage(whole)[view.offset // dtype.itemsize :] if view.offset else whole
+        if dtype not in _WIDENED:
+            return whole.view(torch.uint8)[view.offset :].view(dtype) if view.slot in _OURS else whole
+        if view.slot not in _OURS:
+            return whole
+        place = (view.slot, view.offset, view.dtype)
+        if place not in self._apart:
+            count = (whole.numel() * whole.element_size() - view.offset) // dtype.itemsize
+            self._apart[place] = torch.full((count,), float("nan"), dtype=torch.float32)
+        return self._apart[place]
 
 
 def _storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,24 +106,28 @@ def _widen(tensor: torch.Tensor) -> torch.Tensor:
     return _storage(tensor).to(torch.float32) if tensor.dtype in _WIDENED else tensor
 
 
-def _launch(call: KernelCall, host: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
+def _launch(call: KernelCall, memory: _Memory, scalars: Mapping[str, float]) -> None:
     from triton.runtime.interpreter import InterpretedFunction
 
+    if is_gluon(call.kernel):
+        raise TypeError(f"{call.kernel.__name__} is written in Gluon, which triton's interpreter cannot run")
     specialise(call)  # refuses what the compiler would: the interpreter drops constants it does not know
     constants = dict(call.constants)
     if constants.get("PRECISION") in ("bf16x3", "bf16x6", "tf32x3"):
         constants["PRECISION"] = "ieee"  # emulations of fp32 that the interpreter lacks
-    args = [_argument(arg, host, scalars) for arg in call.args]
+    if "DEPENDENT" in constants:
+        constants["DEPENDENT"] = False  # launches run one after another
+    args = [_argument(arg, memory, scalars) for arg in call.args]
     InterpretedFunction(call.kernel.fn)[call.grid](*args, **constants)
 
 
-def _argument(arg: object, host: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
+def _argument(arg: object, memory: _Memory, scalars: Mapping[str, float]) -> Any:
     if isinstance(arg, View):
-        return host[arg.slot]
+        return memory.at(arg)
     if isinstance(arg, Descriptor):
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        return TensorDescriptor(host[arg.view.slot], list(arg.shape), list(arg.strides), list(arg.block))
+        return TensorDescriptor(memory.at(arg.view), list(arg.shape), list(arg.strides), list(arg.block))
     return scalars[arg.name] if isinstance(arg, Scalar) else arg
 
 
@@ -106,4 +157,4 @@ def _interpreted_helpers() -> Iterator[None]:
         JITFunction.__call__ = original
 
 
-__all__ = ["LOCK", "run"]
+__all__ = ["LOCK", "DirtyCountersError", "run"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from heuristics import choose
@@ -44,13 +45,25 @@ def policy(variant: str | None = None, tile: TileConfig | None = None) -> Policy
 
 
 def select(
-    problem: GemmProblem, device: torch.device | Arch, variant: str | None = None, tile: TileConfig | None = None
+    problem: GemmProblem,
+    device: torch.device | Arch,
+    variant: str | None = None,
+    tile: TileConfig | None = None,
+    *,
+    interpreted: bool = False,
 ) -> Selection:
     """What would serve a problem on a device, and why.
 
+    Args:
+        problem: the call.
+        device: where, as it is or as the choice sees it.
+        variant: forces one by name.
+        tile: forces a tile.
+        interpreted: the operands are a CPU's: only what can be interpreted there is considered, and what launches by itself.
+
     Raises:
         UnknownVariantError: the forced variant does not exist.
-        VariantError: the forced variant or tile cannot serve the problem; the message is its refusal.
+        VariantError: the forced variant or tile cannot serve the problem, or not there; the message is its refusal.
         NoVariantError: nothing can.
     """
     whole = device if isinstance(device, Arch) else devices.arch_of(device)
@@ -60,6 +73,8 @@ def select(
     wishes = policy(variant, tile)
     for name in (*wishes.exclude, *((wishes.variant,) if wishes.variant is not None else ())):
         get(name)
+    if interpreted:
+        wishes = _interpretable(wishes)
     try:
         chosen = choose.choose(problem, arch, registry(), tables(arch), resources(arch), wishes)
     except choose.ForcedVariantError as error:
@@ -73,6 +88,19 @@ def select(
             str(error), remedy="allow more variants (options(exclude=...)), or change the operands"
         ) from None
     return chosen if arch is whole else replace(chosen, notes=(*chosen.notes, devices.budget_note(arch, whole)))
+
+
+def _interpretable(wishes: Policy) -> Policy:
+    """The same without the kernels that only a GPU runs.
+
+    Raises:
+        VariantError: one of them is forced.
+    """
+    gpu_only = {variant.name for variant in registry() if variant.recipe is not None and not variant.interpretable}
+    if wishes.variant in gpu_only:
+        given, needed = f"{wishes.variant} is forced and the operands are on a CPU", "CUDA tensors: it cannot be interpreted"
+        raise errors.VariantError(given, needed, "leave variant= away, or move the operands to a GPU")
+    return replace(wishes, exclude=wishes.exclude | gpu_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +138,13 @@ def resolve(problem: GemmProblem, device: torch.device, variant: str | None = No
     from minblas import launch
 
     arch = devices.budgeted(devices.arch_of(device))
-    selection = select(problem, arch, variant, tile)
+    interpreted = device.type != "cuda"
+    selection = select(problem, arch, variant, tile, interpreted=interpreted)
     if settings.current().tune == "first_use":
         from minblas.first_use import FIRST_USE
 
-        selection = FIRST_USE.improve(selection, device, lambda: select(problem, arch, variant, tile))
+        again = partial(select, problem, arch, variant, tile, interpreted=interpreted)
+        selection = FIRST_USE.improve(selection, device, again)
     forced = selection.rung == "forced"
     failures: Counter[str] = Counter()
     spilling: list[Resolved] = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minblas.launch_adapters import DirectLaunch
 
 #: The order in which a direct launch takes addresses.
-SLOTS: Final = ("A", "B", "C", "BIAS", "OUT", "WS")
+SLOTS: Final = ("A", "B", "C", "BIAS", "OUT", "WS", "COUNTERS")
 Slots = Mapping[str, "torch.Tensor"]
 
 #: Emulations of fp32 that the interpreter computes as plain fp32: a CPU result would not be theirs.
@@ -38,6 +38,7 @@ class Prepared(ABC):
         reason: why, where that is aten.
         compile_seconds: what preparing cost.
         workspace_bytes: scratch memory taken from torch's allocator at each call.
+        counters: int32 words of the stream's counters that it uses.
         index: the number of the GPU it was compiled and loaded for; None where there is none.
     """
 
@@ -45,6 +46,7 @@ class Prepared(ABC):
     reason: str = ""
     compile_seconds: float = 0.0
     workspace_bytes: int = 0
+    counters: int = 0
     index: int | None = None
 
     @abstractmethod
@@ -98,6 +100,7 @@ class Interpreted(Prepared):
     def __init__(self, variant: Variant, recipe: Recipe) -> None:
         self.variant = variant.name
         self.workspace_bytes = recipe.workspace_bytes
+        self.counters = recipe.counters
         self._recipe = recipe
 
     def __call__(self, slots: Slots, alpha: complex, beta: complex) -> None:

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import torch
 
+from kernel_zoo.build import block_layout
 from kernel_zoo.matrices import TORCH_DTYPES
 from kernel_zoo.spec import Argument, Descriptor, KernelCall, Scalar, View
+from kernel_zoo.triton_compat import is_gluon
 from minblas.launch import SLOTS, Slots
 
 #: What a direct launch is called with, in this order: the slots' addresses (0 where there is none), the scalars, the raw stream.
@@ -111,19 +113,31 @@ def values_of(slots: Slots, alpha: float, beta: float, stream: int) -> tuple[Any
 
 def as_triton_takes_them(call: KernelCall, slots: Slots, alpha: float, beta: float) -> list[Any]:
     """A launch's arguments as a caller of triton's would write them: tensors, and triton's own descriptors."""
-    return [_for_triton(arg, slots, alpha, beta) for arg in call.args]
+    describe = _gluon_descriptor if is_gluon(call.kernel) else _triton_descriptor
+    return [_for_triton(arg, slots, alpha, beta, describe) for arg in call.args]
 
 
-def _for_triton(arg: Argument, slots: Slots, alpha: float, beta: float) -> Any:
+def _for_triton(arg: Argument, slots: Slots, alpha: float, beta: float, describe: Callable[[Descriptor, torch.Tensor], Any]) -> Any:
     if isinstance(arg, View):
         return _typed(slots[arg.slot], arg)
     if isinstance(arg, Descriptor):
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        return TensorDescriptor(_typed(slots[arg.view.slot], arg.view), list(arg.shape), list(arg.strides), list(arg.block))
+        return describe(arg, _typed(slots[arg.view.slot], arg.view))
     if isinstance(arg, Scalar):
         return alpha if arg.name == "ALPHA" else beta
     return arg
+
+
+def _triton_descriptor(described: Descriptor, base: torch.Tensor) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(base, list(described.shape), list(described.strides), list(described.block))
+
+
+def _gluon_descriptor(described: Descriptor, base: torch.Tensor) -> Any:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    layout = block_layout(described.block, described.view.dtype)
+    return TensorDescriptor(base, list(described.shape), list(described.strides), list(described.block), layout)
 
 
 def constants_of(call: KernelCall) -> list[Any]:
@@ -141,4 +155,4 @@ def _typed(tensor: torch.Tensor, view: View) -> torch.Tensor:
 
 def offset_of(view: View) -> int:
     """Bytes into the slot at which a view starts."""
-    return getattr(view, "offset", 0)
+    return view.offset

@@ -14,6 +14,7 @@ import torch
 from kernel_zoo import build
 from kernel_zoo.spec import Arch, KernelCall, Recipe, Resources, Variant
 from minblas.binaries import BINARIES
+from minblas.counters import ZEROED
 from minblas.launch import Prepared, Slots
 from minblas.launch_adapters import DirectLaunch, RunLaunch, launch_hooks
 from minblas.launch_arguments import as_triton_takes_them, values_of
@@ -25,9 +26,9 @@ class TritonLaunch:
 
     __slots__ = ("_call", "_options")
 
-    def __init__(self, call: KernelCall) -> None:
+    def __init__(self, call: KernelCall, cc: int) -> None:
         self._call = call
-        self._options = build.specialise(call).options
+        self._options = build.specialise(call).options(cc)
 
     def __call__(self, slots: Slots, alpha: float, beta: float) -> None:
         """Launch on the current stream."""
@@ -42,6 +43,7 @@ class Compiled(Prepared):
     def __init__(self, variant: Variant, recipe: Recipe, arch: Arch, device: torch.device) -> None:
         self.variant = variant.name
         self.workspace_bytes = recipe.workspace_bytes
+        self.counters = recipe.counters
         self._device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self.index: int = self._device.index
         started = time.perf_counter()
@@ -54,7 +56,7 @@ class Compiled(Prepared):
         scratch = getattr(binary.metadata, "global_scratch_size", 0) or getattr(binary.metadata, "profile_scratch_size", 0)
         adapter = adapter_for(has_descriptors(call), arch, self._device)
         if scratch or adapter is None:
-            return TritonLaunch(call)
+            return TritonLaunch(call, arch.cc)
         try:
             return adapter(call, binary, self.index)
         except LookupError:  # this kernel is made in another way than those of the check
@@ -78,6 +80,8 @@ class Compiled(Prepared):
         if self.workspace_bytes:
             slots = {**slots, "WS": torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self._device)}
         stream = torch._C._cuda_getCurrentRawStream(self.index)
+        if self.counters:
+            slots = {**slots, "COUNTERS": ZEROED.get(self.counters, self.index, stream)}
         values, hooks = values_of(slots, alpha, beta, stream), launch_hooks()
         for launch in self._launches:
             if isinstance(launch, TritonLaunch):

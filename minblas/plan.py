@@ -42,6 +42,7 @@ class LaunchPlan:
         reason: why, where the variant is aten.
         direct: its launches, where they may be called with the operands' addresses as they are; else empty.
         workspace_bytes: scratch memory that these take.
+        counters: words of their stream's counters that these use.
         index: the number of the GPU that these are for.
         strides: those of a result that is not given.
         spans: bytes from each operand's first element to the end of its last.
@@ -49,8 +50,8 @@ class LaunchPlan:
 
     __slots__ = (
         "_allocates", "_c_like_out", "_copies", "_integer", "_prepared", "_reads_c", "_routes", "_scalars", "_signatures",
-        "_staged", "_trans", "calls", "device", "direct", "dtype", "forced", "in_place", "index", "problem", "provisional",
-        "reason", "rung", "shape", "spans", "strides", "tile", "used", "variant", "workspace_bytes",
+        "_staged", "_trans", "calls", "counters", "device", "direct", "dtype", "forced", "in_place", "index", "problem",
+        "provisional", "reason", "rung", "shape", "spans", "strides", "tile", "used", "variant", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +90,7 @@ class LaunchPlan:
         simple = not self._integer or {scalar_class(scalar) for scalar in scalars} <= {"0", "1"}
         self.direct = prepared.direct if prepared is not None and as_given and simple else ()
         self.workspace_bytes = prepared.workspace_bytes if prepared is not None else 0
+        self.counters = prepared.counters if prepared is not None else 0
         self.index = prepared.index if prepared is not None else None
 
     def _note_memory(self, request: Request, described: Described) -> None:

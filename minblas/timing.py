@@ -215,14 +215,18 @@ class CudaEngine:
         return replay
 
     def _capture(self, run: Run, indices: Sequence[int], pool: Any) -> Any:
+        from minblas.counters import ZEROED
+
         graph = self._torch.cuda.CUDAGraph()
         with self._on_stream():
             run(indices[0])  # what is done at a first launch only must not be captured
             self._stream.synchronize()
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                for index in indices:
-                    run(index)
+                # Replayed on this stream only: what is timed is the kernels, not the zeroing of a graph's own counters.
+                with ZEROED.captures_stay_on_their_stream():
+                    for index in indices:
+                        run(index)
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # the launch's own error says more than the spoilt capture's
                     graph.capture_end()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heuristics import store
+from heuristics.model import PER_VARIANT
 from heuristics.policy import NET
 from kernel_zoo.compile_pool import CompilePool
 from kernel_zoo.spec import GemmProblem, Variant
@@ -51,10 +52,12 @@ def tune(
     dtype: str = "bf16",
     layout: str = "nn",
     variants: Sequence[str] | None = None,
+    challengers: Sequence[str] | None = None,
     device: torch.device | str | None = None,
     devices: Sequence[torch.device | str | int] | str | None = None,
     budget_s: float | None = None,
     top_k: int = 16,
+    per_variant: int = PER_VARIANT,
     resume: str | PathLike[str] | None = None,
     table: str | PathLike[str] | None = None,
     progress: bool = True,
@@ -74,10 +77,14 @@ def tune(
         layout: of the tuples.
         variants: only these compete, and the best of them wins; by default all that options(exclude=...) leaves, and then the pick
             in force stays unless beaten.
+        challengers: only candidates of these are tried, beside the pick in force, which stays unless beaten. For new kernels: what
+            is known of the others' candidates need not be measured again.
         device: the GPU.
         devices: several GPUs of one kind, by name or number, which share the shapes; "all" for every one.
         budget_s: begin no further shape after so many seconds.
         top_k: candidates measured per shape.
+        per_variant: candidates that every variant which can serve sends at least, whatever the model thinks of it; more than 2 may
+            make more than top_k of them.
         resume: a journal to write to and, where it exists, to go on from. By default a new one in the user's data directory.
         table: the table file to merge the winners into; the user's own table by default.
         progress: show which journal it writes, and how far it is.
@@ -91,7 +98,8 @@ def tune(
 
     Raises:
         DeviceError: timing was asked for and there is no GPU, or the GPUs are not of one kind.
-        UnknownVariantError: a name in `variants` is not known.
+        UnknownVariantError: a name in `variants` or `challengers` is not known.
+        ArgumentError: both of them are given.
         JournalError: `resume` is no journal, one of another GPU, torch or triton, or in use.
         TuneAbortedError: a candidate left the GPU unusable for this process. Everything before it is in the table and the journal.
         TuneInterrupted: Ctrl-C; everything done is in the table and the journal.
@@ -104,7 +112,11 @@ def tune(
     places = places_of(device, devices, any_device=verify_only or benches is not None)
     place, isolated = places[0], is_isolated(isolate, places, benches)
     known = {variant.name: variant for variant in dispatch.registry()}
+    if variants and challengers:
+        raise ArgumentError("both variants and challengers are given", "one of them", "challengers compete with the pick in force")
     allowed = _allowed(known, variants, include_aten)
+    contenders = _allowed(known, challengers, include_aten) if challengers else None
+    allowed |= contenders or {}
     crew = Crew(places, known, allowed, benches or BENCHES, isolated, step_limit_s)
     asked = unique(problem for problem in problems_of(problems, dtype, layout) if not problem.batch_invariant)
     arch, env = arch_of(place), environment(place)
@@ -113,7 +125,7 @@ def tune(
     report.rows += [journal.done[key] for problem in asked if (key := identity(problem)) in journal.done]
     todo = [problem for problem in asked if identity(problem) not in journal.done]
     in_force = None if variants else lambda problem: dispatch.select(problem, place)
-    session = Session(allowed, arch, journal, top_k, in_force, verify_only)
+    session = Session(allowed, arch, journal, top_k, in_force, verify_only, contenders, per_variant)
     try:
         _run(crew, session, todo, report, began + budget_s if budget_s is not None else None, workers, progress)
     except KeyboardInterrupt:

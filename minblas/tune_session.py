@@ -43,13 +43,25 @@ class Session:
         top_k: candidates per shape.
         in_force: the Selection a problem gets today; None where only `allowed` is to be compared.
         verify_only: time nothing.
+        challengers: of `allowed`, those whose candidates are tried beside the pick in force; all where None.
+        per_variant: candidates that each of these sends at least.
     """
 
     def __init__(
-        self, allowed: Mapping[str, Variant], arch: Arch, journal: Journal, top_k: int, in_force: InForce | None, verify_only: bool
+        self,
+        allowed: Mapping[str, Variant],
+        arch: Arch,
+        journal: Journal,
+        top_k: int,
+        in_force: InForce | None,
+        verify_only: bool,
+        challengers: Mapping[str, Variant] | None = None,
+        per_variant: int = model.PER_VARIANT,
     ) -> None:
         self._allowed, self._arch, self._journal = allowed, arch, journal
         self._top_k, self._in_force, self._verify_only = max(top_k, 1), in_force, verify_only
+        self._challengers = allowed if challengers is None else challengers
+        self._per_variant = per_variant
         self._bad: dict[Pick, str] = {}
         self.faults: list[str] = []
         self._pending: dict[tuple[GemmProblem, Pick], list[Future[Answer]]] = {}
@@ -72,7 +84,8 @@ class Session:
 
     def picks(self, problem: GemmProblem) -> list[Pick]:
         """The candidates, the pick in force first."""
-        return candidates(problem, self._arch, self._allowed, self._top_k, self._pick_in_force(problem))
+        first = self._pick_in_force(problem)
+        return candidates(problem, self._arch, self._challengers, self._top_k, first, self._per_variant)
 
     def run(self, problem: GemmProblem, picks: Sequence[Pick], runner: Runner) -> dict[str, Any]:
         """Tune one shape and write its row.
@@ -182,13 +195,21 @@ def report_bad(result: ShapeResult, allowed: Mapping[str, Variant], arch: Arch) 
 
 
 def candidates(
-    problem: GemmProblem, arch: Arch, allowed: Mapping[str, Variant], count: int, first: Pick | None = None
+    problem: GemmProblem,
+    arch: Arch,
+    allowed: Mapping[str, Variant],
+    count: int,
+    first: Pick | None = None,
+    per_variant: int = model.PER_VARIANT,
 ) -> list[Pick]:
-    """What is worth measuring, by the model; `first` leads."""
+    """What is worth measuring, by the model; `first` leads, and leaves the others their places where each variant has its share."""
     fitted = next((table.model for table in dispatch.tables(arch) if table.model and table.kinship(arch) == "exact"), None)
-    shortlist = model.shortlist(Legality(problem, arch, dispatch.resources(arch)), allowed.values(), count, fitted)
+    shortlist = model.shortlist(Legality(problem, arch, dispatch.resources(arch)), allowed.values(), count, fitted, per_variant)
     picks = [Pick(candidate.variant, candidate.tile) for candidate in shortlist]
-    return [first, *(pick for pick in picks if pick != first)][:count] if first is not None else picks
+    if first is None:
+        return picks
+    most = len(picks) + 1 if per_variant > model.PER_VARIANT or first.variant not in allowed else count
+    return [first, *(pick for pick in picks if pick != first)][:most]
 
 
 def submit(variant: Variant, problem: GemmProblem, tile: TileConfig | None, arch: Arch, pool: CompilePool) -> list[Future[Answer]]:

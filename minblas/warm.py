@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from kernel_zoo.triton_compat import triton
+from minblas.counters import ZEROED
 from minblas.guards import PLAIN, can_recognise, guards_of, marked_view
 from minblas.signature import lows_of
 
@@ -89,8 +90,8 @@ class DirectRoute(Route):
     """A route to launches that take addresses, on a GPU."""
 
     __slots__ = (
-        "_dtype", "_empty", "_enter", "_guarded", "_index", "_knobs", "_launches", "_leave", "_plain", "_shape", "_span_a",
-        "_span_b", "_span_out", "_stream", "_strides", "_workspace",
+        "_counters", "_dtype", "_empty", "_enter", "_guarded", "_index", "_knobs", "_launches", "_leave", "_plain", "_scratch",
+        "_shape", "_span_a", "_span_b", "_span_out", "_stream", "_strides", "_workspace",
     )  # fmt: skip
 
     def __init__(self, plan: LaunchPlan, given: Given, precision: tuple[str, str] | None) -> None:
@@ -98,7 +99,8 @@ class DirectRoute(Route):
         _, _, c, bias, _ = given
         self._plain = c is None and bias is None and given[0] is not given[1]
         self._launches = tuple(direct.launch for direct in plan.direct)
-        self._workspace = plan.workspace_bytes
+        self._workspace, self._counters = plan.workspace_bytes, plan.counters
+        self._scratch = bool(self._workspace or self._counters)
         self._shape, self._strides, self._dtype = plan.shape, plan.strides, plan.dtype
         self._span_a, self._span_b, self._span_out = (plan.spans[name] for name in ("a", "b", "out"))
         self._index = plan.index
@@ -162,11 +164,14 @@ class DirectRoute(Route):
                 plan.check_overlap(a, b, c, bias, out)
             written((out,))
         stream = self._stream(self._index)
-        if self._workspace:
-            workspace = self._empty((self._workspace,), _DENSE, _BYTES)
-            values = (at_a, at_b, at_c, at_bias, at_out, workspace.data_ptr(), alpha, beta, stream)
+        if self._scratch:
+            workspace = self._empty((self._workspace,), _DENSE, _BYTES) if self._workspace else None
+            counters = ZEROED.get(self._counters, self._index or 0, stream) if self._counters else None
+            at_workspace = 0 if workspace is None else workspace.data_ptr()
+            at_counters = 0 if counters is None else counters.data_ptr()
+            values = (at_a, at_b, at_c, at_bias, at_out, at_workspace, at_counters, alpha, beta, stream)
         else:
-            values = (at_a, at_b, at_c, at_bias, at_out, 0, alpha, beta, stream)
+            values = (at_a, at_b, at_c, at_bias, at_out, 0, 0, alpha, beta, stream)
         for launch in self._launches:
             launch(values)
         return out

@@ -1,7 +1,7 @@
 """The second launch of every variant that splits K: sums the partial tiles in a fixed order and applies the whole epilogue once.
 
 Partial sums stay in the accumulator's type. The order is that of the splits, whatever finished first, so results repeat bit for
-bit.
+bit. On Hopper the launch is a dependent one (CUDA's programmatic dependent launch): its programs are set up while those before it end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kernel_zoo.triton_compat import tl, triton
 
 _ELEMENTS: Final = 512  # per program: small, so that a small result still spreads over the SMs
 _WARPS: Final = 4
+_DEPENDENT_CC: Final = 90  # griddepcontrol needs Hopper
 
 
 @triton.jit
@@ -22,9 +23,14 @@ def reduce_kernel(
     WS, OUT, M, N, BATCH, stride_ws, stride_ob, stride_om, stride_on,
     C, BIAS_PTR, ALPHA, BETA, stride_cb, stride_cm, stride_cn, stride_ib, stride_im, stride_in,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_K: tl.constexpr,
-    HAS_C: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
+    HAS_C: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One block of the result: partials lie in WS as (SPLIT_K, BATCH, M, N)."""
+    """One block of the result: partials lie in WS as (SPLIT_K, BATCH, M, N).
+
+    DEPENDENT: it may start while the launch before it ends, and waits for what that one wrote.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
     tiles_n = tl.cdiv(N, BLOCK_N)
     per_matrix = tl.cdiv(M, BLOCK_M) * tiles_n
     index = tl.program_id(0)
@@ -63,6 +69,7 @@ def reduction(call: GemmCall, split_k: int) -> KernelCall:
     block_n = min(next_pow2(call.n), 128)
     block_m = max(1, min(next_pow2(call.m), _ELEMENTS // block_n))
     programs = cdiv(call.m, block_m) * cdiv(call.n, block_n) * call.batch
+    dependent = call.arch.cc >= _DEPENDENT_CC
     return KernelCall(
         reduce_kernel,
         (programs,),
@@ -83,7 +90,9 @@ def reduction(call: GemmCall, split_k: int) -> KernelCall:
             "SPLIT_K": split_k,
             **_args.epilogue_constants(call),
             "WIDE": call.wide or call.m * call.n >= 2**31,
+            "DEPENDENT": dependent,
         },
         _WARPS,
         1,
+        dependent,
     )

@@ -13,10 +13,15 @@ from kernel_zoo.spec.problem import GemmProblem, Operand
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A kernel argument that points at an operand: its slot, and the memory behind it."""
+    """A kernel argument that points at an operand: its slot, the memory behind it, and how many bytes into the slot that begins.
+
+    Slots that no caller gives: "WS" is scratch memory, raw bytes aligned to 256, whose contents are undefined; "COUNTERS" is int32
+    words that are zero before a launch and that the launch leaves zero.
+    """
 
     slot: str
     operand: Operand
+    offset: int = 0
 
     @property
     def dtype(self) -> str:
@@ -36,7 +41,7 @@ class View:
     @property
     def T(self) -> View:  # noqa: N802
         """The transposed view of the same slot."""
-        return View(self.slot, self.operand.T)
+        return View(self.slot, self.operand.T, self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,11 @@ Argument = View | Descriptor | Scalar | int | None
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One launch, as data: the kernel, its grid, positional arguments, compile-time constants and launch options."""
+    """One launch, as data: the kernel, its grid, positional arguments, compile-time constants and launch options.
+
+    `num_warps` of a warp-specialised kernel is that of its default partition. `dependent`: on capability 9.0 and newer it may start
+    while the kernel before it on the stream still runs, and waits itself (griddepcontrol.wait) before it reads or writes memory.
+    """
 
     kernel: Any
     grid: tuple[int, ...]
@@ -72,14 +81,19 @@ class KernelCall:
     constants: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    dependent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The launches a variant needs for one problem and tile, in order, and the workspace they share. Pure data."""
+    """The launches a variant needs for one problem and tile, in order, and the memory they share. Pure data.
+
+    `workspace_bytes` is the size of the slot "WS"; `counters` is the number of words of the slot "COUNTERS".
+    """
 
     calls: tuple[KernelCall, ...]
     workspace_bytes: int = 0
+    counters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

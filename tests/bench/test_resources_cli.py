@@ -13,6 +13,7 @@ from heuristics import resources
 from heuristics.resources import Record, ResourceTable
 from kernel_zoo import catalog, census
 from kernel_zoo.compile_worker import Answer
+from kernel_zoo.kernels import split_k
 from kernel_zoo.spec import Resources
 
 CLEAN = Resources(1024, 64, 0, ("mma",))
@@ -112,6 +113,25 @@ def test_a_changed_kernel_is_compiled_again_and_old_tiles_are_dropped(tmp_path, 
     assert (found["stale"], found["missing"]) == (["persistent"], total)
     assert (other["arch"], other["missing"]) == ("sm_86", other["keys"])
     assert built(tmp_path).compiled == total
+
+
+def test_one_variant_is_built_and_the_others_stay(tmp_path, compiler, monkeypatch):
+    monkeypatch.setattr("minblas.environment.version", lambda name: "3.7.1")
+    built(tmp_path)
+    before = read(tmp_path)
+    path = resources.path_of(80, "3.7.1", tmp_path)
+    path.write_text(resources.dumps(ResourceTable(80, "3.7.1", {"persistent": "of before"}, before.records)))
+    monkeypatch.setattr(commands.catalog, "VARIANTS", (catalog.get("persistent"), split_k.VARIANT))
+    compiler.clear()
+    done = run("build", "--arch", "sm_80", "--variant", "split_k", "--dir", str(tmp_path), "--json")
+    assert done.exit_code == 0, done.output
+    (made,) = json.loads(done.stdout)
+    after = read(tmp_path)
+    assert (made["left"], made["compiled"]) == (0, made["keys"])
+    assert {key.split()[0] for key in after.records} == {"persistent", "split_k"}
+    assert after.digests == {"persistent": "of before", "split_k": split_k.VARIANT.digest}
+    assert before.records.items() <= after.records.items()
+    assert "known: persistent, split_k" in run("build", "--variant", "tyled", "--dir", str(tmp_path)).output
 
 
 def test_show_prints_what_is_refused(tmp_path):

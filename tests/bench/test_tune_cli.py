@@ -123,6 +123,8 @@ def test_suites_and_recorded_shapes_add_up(run, asked, tmp_path, monkeypatch):
         (("--aten",), {"include_aten": True}),
         (("--json",), {"progress": False}),
         (("--variant", "tiled", "--variant", "tma"), {"variants": ["tiled", "tma"]}),
+        ((), {"challengers": None, "per_variant": 2}),
+        (("--challenger", "tma", "--per-variant", 6), {"challengers": ["tma"], "per_variant": 6, "variants": None}),
     ],
     ids=str,
 )

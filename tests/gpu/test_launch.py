@@ -47,7 +47,7 @@ def test_every_direct_launch_gives_tritons_bits(case, adapter, monkeypatch):
     for kind in (None, TritonLaunch):
         if kind is not None:
             recipe = case.variant.plan(case.problem, case.tile, case.arch)
-            runs._launches = [kind(call) for call in recipe.calls]
+            runs._launches = [kind(call, case.arch.cc) for call in recipe.calls]
         slots = make_slots(case.problem, DEVICE, seed=1)
         runs(slots, case.alpha, case.beta)
         verdict = verify(case.problem, slots, case.alpha, case.beta)

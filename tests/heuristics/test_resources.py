@@ -100,6 +100,16 @@ def test_a_fault_says_nothing_of_lines_that_are_aligned_better(at, refused):
         assert found.refusal(replace(problem, out=EVEN.out), H200, TILED, LARGE) is None
 
 
+def test_a_tile_that_needs_an_aligned_out_is_refused_with_one():
+    found = table(SPILLED, SPILLED, SPILLED, key="tiled 16bit nn any 128x128x64 w8 s3")
+    found = replace(found, records={key: replace(record, at=(2, 2, 16)) for key, record in found.records.items()})
+    short = Operand("bf16", 1024, 1024, (0, 1025, 1))
+    problem = replace(EVEN, a=short, b=short, out=EVEN.out)
+    assert found.refusal(problem, H200, TILED, LARGE) is not None
+    assert found.refusal(replace(problem, a=EVEN.b.T), H200, TILED, LARGE) is None
+    assert resources.loads(resources.dumps(found)) == found
+
+
 def test_group_and_split_do_not_change_a_binary():
     bad = (SPILLED, SPILLED, SPILLED)
     assert verdict(EVEN, *bad, tile=replace(LARGE, group_m=16, split_k=4)) == SPILLS

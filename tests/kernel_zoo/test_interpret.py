@@ -1,16 +1,20 @@
 """Running recipes on the CPU: in any order with compiling, from any thread, with correct rounding."""
 
+import itertools
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
-from kernel_zoo import build, catalog, interpret
+from kernel_zoo import build, catalog, interpret, matrices
 from kernel_zoo.matrices import matrix
 from kernel_zoo.reference import make_slots, verify
-from kernel_zoo.spec import Epilogue, GemmProblem, Operand, Recipe, TileConfig
+from kernel_zoo.spec import Epilogue, GemmProblem, KernelCall, Operand, Recipe, TileConfig, View
+from kernel_zoo.triton_compat import tl, triton
+from tests.kernel_zoo import gluon_kernels
 from tests.kernel_zoo.cases import H200, INTERPRETED, Case, operand, small_tiles
+from tests.kernel_zoo.gluon_kernels import copying
 
 TILED = catalog.get("tiled")
 SMALL = TileConfig(16, 16, 16, num_stages=2)
@@ -116,10 +120,10 @@ def test_a_workspace_starts_dirty(monkeypatch):
     seen = []
     original = interpret._launch
 
-    def launch(call, host, scalars):
+    def launch(call, memory, scalars):
         if not seen:
-            seen.append(host["WS"].isnan().all().item())
-        original(call, host, scalars)
+            seen.append(memory.at(View("WS", Operand.dense("fp32", 1, 1))).isnan().all().item())
+        original(call, memory, scalars)
 
     monkeypatch.setattr(interpret, "_launch", launch)
     slots = make_slots(problem, seed=1)
@@ -150,3 +154,47 @@ def test_a_constant_the_kernel_does_not_have_is_refused_as_the_compiler_would():
     wrong = replace(call, constants={**call.constants, "FOO": 1})
     with pytest.raises(TypeError, match="unknown constants: \\['FOO'\\]"):
         interpret.run(Recipe((wrong,)), make_slots(problem), {"ALPHA": 1.0, "BETA": 0.0})
+
+
+@triton.jit
+def _pass_on(x, out, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < N), mask=at < N)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "int32"])
+def test_a_view_starts_inside_its_slot(dtype):
+    """From inside A through two places of a workspace, under a type that may be widened, to inside OUT."""
+    n = 24
+    row = Operand.dense(dtype, 1, n)
+    itemsize = row.itemsize
+    steps = (View("A", row, 16), View("WS", row), View("WS", row, 256), View("OUT", row, 8))
+    calls = tuple(KernelCall(_pass_on, (2,), (x, out, n), {"BLOCK": 16}) for x, out in itertools.pairwise(steps))
+    torch_dtype = matrices.TORCH_DTYPES[dtype]
+    slots = {name: (torch.arange(64) - 20).to(torch_dtype) for name in ("A", "OUT")}
+    before = {name: tensor.clone() for name, tensor in slots.items()}
+    interpret.run(Recipe(calls, workspace_bytes=256 + n * itemsize), slots, {})
+    assert torch.equal(slots["A"], before["A"])
+    first, source = 8 // itemsize, 16 // itemsize
+    assert torch.equal(slots["OUT"][first : first + n], before["A"][source : source + n])
+    untouched = torch.ones(64, dtype=torch.bool)
+    untouched[first : first + n] = False
+    assert torch.equal(slots["OUT"][untouched], before["OUT"][untouched])
+
+
+def test_views_of_a_workspace_share_its_bytes():
+    """Two halves are read as the word that they are."""
+    halves, words = Operand.dense("fp16", 1, 32), Operand.dense("int32", 1, 16)
+    calls = (
+        KernelCall(_pass_on, (2,), (View("A", halves), View("WS", halves, 256), 32), {"BLOCK": 16}),
+        KernelCall(_pass_on, (1,), (View("WS", words, 256), View("OUT", words), 16), {"BLOCK": 16}),
+    )
+    slots = {"A": torch.randn(32).half(), "OUT": torch.zeros(16, dtype=torch.int32)}
+    interpret.run(Recipe(calls, workspace_bytes=512), slots, {})
+    assert torch.equal(slots["OUT"], slots["A"].view(torch.int32))
+
+
+def test_gluon_is_not_interpreted():
+    slots = {name: torch.zeros(64 * 64, dtype=torch.bfloat16) for name in ("A", "OUT")}
+    with pytest.raises(TypeError, match="copy is written in Gluon"):
+        interpret.run(Recipe((copying(gluon_kernels.copy, 64, 64),)), slots, {})

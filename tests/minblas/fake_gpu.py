@@ -13,7 +13,7 @@ from heuristics.archs import ARCHS
 from kernel_zoo import build, interpret
 from kernel_zoo.matrices import TORCH_DTYPES
 from kernel_zoo.spec import Descriptor, KernelCall, Operand, Recipe, View
-from minblas import binaries, launch_adapters, launch_check
+from minblas import binaries, counters, guards, launch_adapters, launch_check
 
 H200 = ARCHS["h200"]
 GPU = torch.device("cuda", 0)
@@ -83,15 +83,23 @@ class FakeBinary:
         return value
 
     def _view(self, address, dtype, slots):
-        slot, tensor = self.memory[address]
+        slot, tensor = self.memory.get(address) or self._within(address)
         name = {triton: ours for ours, triton in build.TRITON_TYPES.items()}[dtype]
         slots[slot] = tensor.view(TORCH_DTYPES[name])
         return View(slot, Operand.dense(name, 1, 1))
+
+    def _within(self, address):
+        """What starts inside a workspace: a slot of its own that shares the memory."""
+        for start, (slot, tensor) in self.memory.items():
+            if tensor.dtype == torch.uint8 and start < address < start + tensor.numel():
+                return f"{slot}+{address - start}", tensor[address - start :]
+        raise KeyError(address)
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """A device 0 whose kernels are fakes, its memory the CPU's."""
+    guards.guards_work()  # is found out once, and by torch as it is
     made: list[FakeBinary] = []
     FakeBinary.memory = {}
     settings = SimpleNamespace(made=made, shared=0, scratch=0, current=0, entered=[])
@@ -119,5 +127,13 @@ def gpu(monkeypatch):
             FakeBinary.memory[tensor.data_ptr()] = ("WS", tensor)
         return tensor
 
+    def zeros(count, index, stream):
+        tensor = torch.zeros(count, dtype=torch.int32)
+        FakeBinary.memory[tensor.data_ptr()] = ("COUNTERS", tensor)
+        return tensor
+
     monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(counters, "_zeros_for_good", zeros)
+    monkeypatch.setattr(counters.ZEROED, "_kept", {})
+    monkeypatch.setattr(counters, "_is_capturing", lambda: False)
     return settings

@@ -19,11 +19,14 @@ import triton
 from heuristics.archs import ARCHS
 from kernel_zoo import build, catalog
 from kernel_zoo.reference import make_slots
-from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, KernelCall, Operand
+from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, KernelCall, Operand, TileConfig
 from minblas.launch_adapters import DirectLaunch, adapters
 from minblas.launch_arguments import as_triton_takes_them, constants_of, values_of
 from minblas.launch_cuda import TritonLaunch
 from minblas.launch_native import NativeLaunch, native_module
+from tests.kernel_zoo import gluon_kernels
+from tests.kernel_zoo.counting import WORDS, variant_of
+from tests.kernel_zoo.gluon_kernels import copying
 from tests.minblas.stub_cuda import STREAM, Stub
 
 H200 = ARCHS["h200"]
@@ -61,7 +64,7 @@ def loaded(stub: Stub, call: KernelCall, changes: dict[str, Any]) -> tuple[Any, 
     """A compiled kernel, loaded, and how many parameters it has."""
     spec = build.specialise(call)
     binary = triton.compile(
-        spec.source, target=triton.backends.compiler.GPUTarget("cuda", 90, 32), options={**spec.options, **changes}
+        spec.source, target=triton.backends.compiler.GPUTarget("cuda", 90, 32), options={**spec.options(90), **changes}
     )
     assert binary.run is not None  # loads it
     return binary, stub.lay_out(binary)
@@ -110,10 +113,24 @@ def main() -> None:
                 print(json.dumps(compare(stub, f"{name}, launch {i}", call, slots)))
                 if i == 0 and name in ("tiled", "tma"):
                     print(json.dumps(compare(stub, f"{name}, dependent launch", call, slots, launch_pdl=True)))
-                    jit = stub.launches_of(lambda call=call: TritonLaunch(call)(slots, *SCALARS))  # noqa: B023  (called at once)
+                    jit = stub.launches_of(lambda call=call: TritonLaunch(call, 90)(slots, *SCALARS))  # noqa: B023  (called at once)
                     print(json.dumps({"case": f"{name}, triton's JIT", "arrived": {"triton": jit}, "grid": call.grid}))
+        for name, call, slots in particular():
+            print(json.dumps(compare(stub, name, call, slots)))
         for found in (failing(stub), without_context(stub), refused(stub)):
             print(json.dumps(found))
+
+
+def particular() -> list[tuple[str, KernelCall, dict[str, torch.Tensor]]]:
+    """Launches of another kind: of Gluon kernels, from inside a slot, with counters."""
+    matrices = {name: torch.zeros(128 * 192 + 256, dtype=torch.bfloat16) for name in ("A", "OUT")}
+    (tally,) = variant_of(dependent=True).plan(GemmProblem.of(16, 16, 16), TileConfig(16, 16, 16), H200).calls
+    ours = {"WS": torch.empty(512, dtype=torch.uint8), "COUNTERS": torch.zeros(WORDS, dtype=torch.int32)}
+    return [
+        ("Gluon, a copy", copying(gluon_kernels.copy, 128, 192, offset=256), matrices),
+        ("Gluon, warp-specialised", copying(gluon_kernels.handed_copy, 128, 192), matrices),
+        ("counters, a dependent launch", tally, {**ours, "OUT": torch.zeros(256, dtype=torch.float16)}),
+    ]
 
 
 def failing(stub: Stub) -> dict[str, Any]:
@@ -124,7 +141,7 @@ def failing(stub: Stub) -> dict[str, Any]:
     stub.failure.value = 1
     for adapter in adapters(triton.__version__):
         try:
-            adapter(calls[0], binary, 0).launch((0,) * 6 + (*SCALARS, STREAM))
+            adapter(calls[0], binary, 0).launch((0,) * 7 + (*SCALARS, STREAM))
         except RuntimeError as error:
             said[adapter.__name__] = str(error)
     stub.failure.value = 0
@@ -138,7 +155,7 @@ def without_context(stub: Stub) -> dict[str, Any]:
     launch = NativeLaunch(calls[0], binary, 5).launch
     stub.context.value = 0
     before = stub.context.value
-    native = stub.launches_of(lambda: launch((0,) * 6 + (*SCALARS, STREAM)))
+    native = stub.launches_of(lambda: launch((0,) * 7 + (*SCALARS, STREAM)))
     after, stub.context.value = stub.context.value, 1
     return {"case": "no context", "contexts": [before, after], "arrived": {"native": native}}
 

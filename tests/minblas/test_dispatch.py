@@ -247,6 +247,31 @@ def test_an_opaque_variant_of_the_users_own():
         minblas.unregister("test.opaque")
 
 
+def test_a_cpu_is_served_by_what_it_can_interpret(monkeypatch):
+    """A kernel for GPUs alone is passed over where the operands are a CPU's, and chosen as ever where sizes are asked about."""
+    a, b = operands()
+    served = minblas.plan(a, b).variant
+    gpu_only = replace(dispatch.get(served), interpretable=False)
+    monkeypatch.setattr(catalog, "VARIANTS", tuple(gpu_only if v.name == served else v for v in catalog.VARIANTS))
+    dispatch.forget_plans()
+    try:
+        plan = minblas.plan(a, b)
+        assert plan.variant not in (served, "aten")
+        close(minblas.gemm(a, b), a, b)
+        problem = plan.problem
+        assert dispatch.select(problem, ARCHS["h200"]).variant == served
+        assert dispatch.select(problem, ARCHS["h200"], served).rung == "forced"
+        with pytest.raises(errors.VariantError) as caught:
+            minblas.gemm(a, b, variant=served)
+        for words in (f"{served} is forced and the operands are on a CPU", "CUDA tensors", "leave variant= away"):
+            assert words in str(caught.value)
+        with minblas.options(variant=served), pytest.raises(errors.VariantError, match="on a CPU"):
+            minblas.gemm(a, b)
+        assert dispatch.select(problem, ARCHS["h200"], tile=plan.tile, interpreted=True).variant != served
+    finally:
+        dispatch.forget_plans()
+
+
 def test_a_gpu_is_described_by_its_driver(monkeypatch):
     from types import SimpleNamespace
 

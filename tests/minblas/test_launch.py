@@ -9,12 +9,14 @@ from typing import ClassVar
 
 import pytest
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 import minblas
 from kernel_zoo import build, catalog, interpret
 from kernel_zoo.matrices import TORCH_DTYPES, matrix
-from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, Operand, View
+from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, KernelCall, Operand, View
 from minblas import binaries, dispatch, errors, launch, launch_adapters, launch_arguments, launch_check, launch_cuda, log, settings
+from tests.kernel_zoo import gluon_kernels
 from tests.minblas.fake_gpu import GPU, H200, STREAM, FakeBinary
 from tests.minblas.oracle import close
 
@@ -197,7 +199,7 @@ class Checked(launch_adapters.RunLaunch):
         if isinstance(self.fault, Exception):
             raise self.fault
         if self.fault != "does nothing":
-            self.compute(values[4], values[6] + (self.fault == "another alpha"), values[7])
+            self.compute(values[4], values[7] + (self.fault == "another alpha"), values[8])
 
     def hooked(self, slots, alpha, beta, stream, enter, leave):
         self.launches.append("triton")
@@ -299,6 +301,25 @@ def test_a_kernel_that_the_adapter_does_not_know_is_run_by_triton(gpu, monkeypat
     problem, prepared = tiled()
     assert type(prepared._launches[0]) is launch_adapters.RunLaunch
     check(problem, prepared, slots_of(problem))
+
+
+def test_a_view_starts_inside_its_slot(monkeypatch):
+    """What a direct launch passes, and what triton's own launch is given, start as many bytes into the slot as the view."""
+    row, square = Operand.dense("bf16", 1, 8), Operand.dense("bf16", 64, 64)
+    described = Descriptor(View("WS", square, 256), (64, 64), (64, 1), (64, 64))
+    call = KernelCall(gluon_kernels.copy, (1,), (described, View("WS", row, 512), View("WS", row).T, 0))
+    expand = lambda arg, metadata: ((lambda address: ("map", address)), ())  # noqa: E731
+    arguments = launch_arguments.Arguments(call, SimpleNamespace(metadata=SimpleNamespace()), expand)
+    slots = {"WS": torch.zeros(1024 + 64 * 64 * 2, dtype=torch.uint8)}
+    values, start = launch_arguments.values_of(slots, 1.0, 0.0, STREAM), slots["WS"].data_ptr()
+    assert {place: kept[values[index]] for place, index, kept in arguments.made} == {0: ("map", start + 256), 1: start + 512}
+    assert {place: values[index] for place, index in arguments.gaps} == {2: start}
+    theirs, shifted, whole, _ = launch_arguments.as_triton_takes_them(call, slots, 1.0, 0.0)
+    assert isinstance(theirs, GluonDescriptor)
+    assert theirs.layout == build.block_layout((64, 64), "bf16")
+    assert (theirs.base.data_ptr(), shifted.data_ptr(), whole.data_ptr()) == (start + 256, start + 512, start)
+    assert theirs.base.dtype == shifted.dtype == torch.bfloat16
+    assert View("WS", row, 512).T.offset == 512
 
 
 def test_what_is_kept_by_address_is_bounded(monkeypatch):

@@ -22,6 +22,8 @@ from tests.processes import ROOT, environment
 
 DEPENDENT = "6"  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 VARIANTS = [variant.name for variant in catalog.VARIANTS if variant.recipe is not None]
+PARTICULAR = ("Gluon", "counters")
+WITHOUT_SCALARS = ("split_k, launch 0", "gemv, launch 0")
 
 HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
 
@@ -46,7 +48,7 @@ def compared(arrived):
 
 def test_every_adapter_passes_what_triton_passes(arrived):
     names = compared(arrived)
-    assert {name.split(",")[0] for name in names} == set(VARIANTS)
+    assert {name.split(",")[0] for name in names} == {*VARIANTS, *PARTICULAR}
     for name, found in names.items():
         (theirs,) = found["arrived"].pop("triton")
         assert len(found["arrived"]) == 9, "three adapters, each once, again, and hooked"
@@ -59,7 +61,7 @@ def test_the_comparison_sees_addresses_scalars_and_maps(arrived):
         ours = found["arrived"][f"{next(iter(found['encodings']))}"][0]
         parameters = bytes.fromhex(ours["parameters"])
         assert len(parameters) >= 128 * found["descriptors"] + 4 * (found["parameters"] - found["descriptors"])
-        assert struct.pack("<f", 1.2) in parameters or name in ("split_k, launch 0", "gemv, launch 0")
+        assert struct.pack("<f", 1.2) in parameters or name in WITHOUT_SCALARS or name.startswith(PARTICULAR)
         assert parameters.endswith(bytes(16)), "no scratch memory, global or of a profile"
         assert min(ours["grid"]) >= 1
         assert ours["stream"] == 4321
@@ -83,6 +85,11 @@ def test_tritons_jit_gets_the_same_grid_and_block(arrived):
         (jit,) = arrived[f"{name}, triton's JIT"]["arrived"]["triton"]
         (direct,) = arrived[f"{name}, launch 0"]["arrived"]["RunLaunch"]
         assert (jit["grid"], jit["block"], jit["stream"]) == (direct["grid"], direct["block"], direct["stream"])
+
+
+def test_a_warp_specialised_kernel_is_launched_with_all_its_warps(arrived):
+    blocks = {name: found["arrived"]["NativeLaunch"][0]["block"][0] for name, found in arrived.items() if "Gluon" in name}
+    assert blocks == {"Gluon, a copy": 128, "Gluon, warp-specialised": 256}
 
 
 def test_a_drivers_error_is_raised(arrived):

@@ -127,6 +127,40 @@ def test_the_pick_in_force_is_tried_first_and_families_are_kept(files):
     assert "aten" not in families
 
 
+def test_challengers_compete_with_the_pick_in_force(files):
+    in_force = dispatch.select(GemmProblem.of(512, 512, 512), settings.named_arch("h200"))
+    assert in_force.variant == "tma"
+    report = tune(SHAPES[:1], challengers=["split_k", "persistent"], per_variant=4, top_k=2, benches=Benches(), **files)
+    trials = report.rows[0]["trials"]
+    names = [trial["variant"] for trial in trials]
+    assert (names[0], trials[0]["tile"]["block_m"]) == (in_force.variant, in_force.tile.block_m)
+    assert sorted(names[1:]) == ["persistent"] * 4 + ["split_k"] * 4
+    assert report.rows[0]["winner"] == 0  # all as fast: the pick in force stays
+    again = tune(SHAPES[:1], challengers=["split_k"], benches=Benches(), **files)
+    assert (again.fresh, again.tuned) == ([], 1)
+    assert len([row for row in rows(files["resume"]) if row["kind"] == "shape"]) == 1
+
+
+def test_a_challenger_that_is_faster_gets_the_row(files):
+    report = tune(SHAPES[:1], challengers="persistent", benches=Benches(lambda pick: pick.variant == "persistent"), **files)
+    assert report.changed == 1
+    (entry,) = store.load(files["table"]).entries
+    assert (entry.variant, entry.runner_ups[-1].variant) == ("persistent", "tma")
+
+
+def test_a_pick_in_force_that_is_a_challenger_is_not_tried_twice(files):
+    report = tune(SHAPES[:1], challengers=["tma"], top_k=5, benches=Benches(), **files)
+    tried = [(trial["variant"], json.dumps(trial["tile"])) for trial in report.rows[0]["trials"]]
+    assert len(tried) == len(set(tried)) == 5
+
+
+def test_challengers_are_known_and_no_restriction(files):
+    with pytest.raises(errors.UnknownVariantError, match="did you mean 'tiled'"):
+        tune(SHAPES, challengers=["tilde"], benches=Benches(), **files)
+    with pytest.raises(errors.ArgumentError, match="one of them"):
+        tune(SHAPES, variants=["tiled"], challengers=["tma"], benches=Benches(), **files)
+
+
 def test_aten_competes_where_it_may(files):
     class NoTile(_Rule):
         def of(self, prepared):

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import minblas
-from minblas import errors, launch, launch_cuda, warm
-from tests.minblas.fake_gpu import GPU, H200, FakeBinary
+from minblas import counters, dispatch, errors, launch, launch_cuda, warm
+from tests.kernel_zoo.counting import PROGRAMS, WORDS, variant_of
+from tests.minblas.fake_gpu import GPU, H200, STREAM, FakeBinary
 from tests.minblas.oracle import close
 from tests.minblas.warming import a_and_b, thrice
 
@@ -36,9 +37,9 @@ def direct(gpu, monkeypatch, served):
     monkeypatch.setattr(launch, "prepare", prepare)
     monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cuda", empty, raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpu.devices)
-    monkeypatch.setattr(warm, "written", lambda given: None)
     gpu.served = served
-    real = minblas.plan.__globals__["LaunchPlan"].run
+    real = minblas.plan.__globals__["LaunchPlan"].run  # imports what takes `written` from there, before it is another
+    monkeypatch.setattr(warm, "written", lambda given: None)
 
     def run(self, a, b, c, bias, out, alpha, beta):
         """The path of a plan that has no route yet; a result of its own must be memory that the fakes know."""
@@ -70,6 +71,22 @@ def test_a_direct_route_launches_the_plans_kernels(direct, variant, m, k, n):
         close(minblas.gemm(a, b, 1.5, -0.5, c, **arguments), a, b, 1.5, -0.5, c, bias, "relu")
     assert [type(route) for route in direct.served] == [warm.DirectRoute] * 2
     assert len(direct.runs) == 2
+
+
+@pytest.mark.parametrize("workspace", [True, False])
+def test_a_direct_route_gives_counters(direct, workspace):
+    name = "test.tally"
+    dispatch.register(variant_of(name, workspace=workspace))
+    try:
+        a, b = known(*a_and_b(16, 16, 16, torch.float16))
+        for _ in range(4):
+            assert minblas.gemm(a, b, variant=name).flatten()[0] == PROGRAMS
+            assert not counters.ZEROED._kept[0, STREAM].any()
+    finally:
+        dispatch.unregister(name)
+    assert [type(route) for route in direct.served] == [warm.DirectRoute] * 2
+    assert direct.served[0].plan is None or direct.served[0].plan.counters == WORDS
+    assert len(counters.ZEROED._kept) == 1
 
 
 @pytest.mark.parametrize("keywords", [{}, {"alpha": 2.0}, {"alpha": 2}, {"beta": 0.5}], ids=str)

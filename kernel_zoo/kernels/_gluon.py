@@ -1,0 +1,278 @@
+"""Device functions shared by the warp-specialised kernels, in Gluon: the ring of slots, its producer, the products, the epilogue.
+
+A program is a producer warp and consumers of four warps. The producer asks the copy engine for the blocks of A and B, one slot of
+a ring after the other; `full` barriers say that a slot has arrived, `empty` barriers that its consumers are through with it. Every
+side counts the blocks it has met since the program began, and a slot and a barrier's parity follow from that count alone
+(`slot_of`, `parity_of`): nothing else is carried from block to block. Gluon's front end takes a plain `x = y` for another name of
+the same value, so that in a loop `x` would not be carried; a test keeps such assignments out of these files.
+"""
+
+# mypy: disable-error-code="no-untyped-def,assignment"
+
+from kernel_zoo.kernels._device import finish
+from kernel_zoo.triton_compat import gl, gluon, hopper
+
+#: Registers of a thread: of a consumer beside another, of one of three, of the producer.
+PAIR_REGISTERS = gl.constexpr(240)
+TRIO_REGISTERS = gl.constexpr(160)
+PRODUCER_REGISTERS = gl.constexpr(24)
+
+
+@gluon.jit
+def slot_of(count, STAGES: gl.constexpr):
+    """The ring's slot of the count-th block."""
+    return count % STAGES
+
+
+@gluon.jit
+def parity_of(count, STAGES: gl.constexpr):
+    """The parity of the barrier phase that the count-th block completes: how often the ring went round, odd or even."""
+    return (count // STAGES) & 1
+
+
+@gluon.jit
+def grouped_tile(index, tiles_m, tiles_n, group_m):
+    """The (row, column) of the index-th tile: `_device.tile_order` with a group that is known at run time only.
+
+    A negative group is walked there and back: every second band of |group_m| tile rows from right to left, so that a band begins
+    with the columns of B that the one before it left in L2 (the turn of a Hilbert curve, without its small steps).
+    """
+    band_rows = max(group_m, -group_m)
+    band_size = band_rows * tiles_n
+    first = (index // band_size) * band_rows
+    rows = min(tiles_m - first, band_rows)
+    within = index % band_size
+    forth = within // rows
+    back = (group_m < 0) & ((index // band_size) % 2 == 1)
+    column = forth + back * (tiles_n - 1 - 2 * forth)
+    return first + within % rows, column
+
+
+@gluon.jit
+def tile_corner(index, M, N, group_m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """The first row and column of the index-th tile."""
+    tile_m, tile_n = grouped_tile(index, gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N), group_m)
+    return tile_m * BLOCK_M, tile_n * BLOCK_N
+
+
+@gluon.jit
+def ring(desc, SLOTS: gl.constexpr):
+    """Shared memory for that many blocks of a descriptor."""
+    return gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)  # noqa: RUF005
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers whose phases complete after that many arrivals each."""
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        hopper.mbarrier.init(bars.index(i), count=ARRIVALS)
+    return bars
+
+
+@gluon.jit
+def staging_buffers(OUT, COUNT: gl.constexpr, COLS: gl.constexpr, OUT_TMA: gl.constexpr):
+    """Shared memory for pieces of the result, of 64 rows and COLS columns, laid as OUT's descriptor reads them."""
+    dtype: gl.constexpr = OUT.dtype if OUT_TMA else OUT.dtype.element_ty
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, COLS], dtype)
+    return gl.allocate_shared_memory(dtype, [COUNT, 64, COLS], layout)
+
+
+@gluon.jit
+def fetch(desc, row, col, bar, slot, TRANSPOSED: gl.constexpr):
+    """Ask for the block at (row, col) of a matrix; TRANSPOSED: it is stored (cols, rows). What lies outside arrives as 0."""
+    if TRANSPOSED:
+        hopper.tma.async_copy_global_to_shared(desc, [col, row], bar, slot)
+    else:
+        hopper.tma.async_copy_global_to_shared(desc, [row, col], bar, slot)
+
+
+@gluon.jit
+def produce(
+    A, B, B_REST, a_ring, b_ring, rest_ring, full, empty, M, N, K, group_m,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
+    FIRST_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    """The producer: all blocks of all of the program's tiles in the order in which they are consumed.
+
+    A's rows come in PARTS boxes, B's columns in one of FIRST_N and, where there is B_REST, one of the rest. Every copy that was
+    asked for is waited for by a consumer, so the producer may end with copies under way.
+    """
+    WHOLE_BYTES: gl.constexpr = PARTS * A.block_type.nbytes + B.block_type.nbytes
+    SLOT_BYTES: gl.constexpr = WHOLE_BYTES if B_REST is None else (BLOCK_M + BLOCK_N) * BLOCK_K * (A.dtype.primitive_bitwidth // 8)
+    tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
+    k_blocks = gl.cdiv(K, BLOCK_K)
+    count = 0
+    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        row, col = tile_corner(index, M, N, group_m, BLOCK_M, BLOCK_N)
+        for block in range(count, count + k_blocks):
+            slot = slot_of(block, STAGES)
+            # A new barrier counts as having completed a phase of odd parity: the first round waits for nothing.
+            hopper.mbarrier.wait(empty.index(slot), parity_of(block, STAGES) ^ 1)
+            bar = full.index(slot)
+            hopper.mbarrier.expect(bar, SLOT_BYTES)
+            k = (block - count) * BLOCK_K
+            for part in gl.static_range(PARTS):
+                fetch(A, row + part * (BLOCK_M // PARTS), k, bar, a_ring.index(slot * PARTS + part), A_TRANSPOSED)
+            fetch(B, k, col, bar, b_ring.index(slot), B_TRANSPOSED)
+            if B_REST is not None:
+                fetch(B_REST, k, col + FIRST_N, bar, rest_ring.index(slot), B_TRANSPOSED)
+        count += k_blocks
+
+
+@gluon.jit
+def block_of(buffers, index, TRANSPOSED: gl.constexpr):
+    """A slot's block as the matrix has it; TRANSPOSED: it is stored the other way round."""
+    block = buffers.index(index)
+    if TRANSPOSED:
+        block = block.permute((1, 0))
+    return block
+
+
+@gluon.jit
+def multiply_slot(
+    a_ring, b_ring, rest_ring, slot, sums, part,
+    PARTS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ADD: gl.constexpr,
+):  # fmt: skip
+    """Start a slot's products, a group for each accumulator; ADD: on top of what the accumulators hold."""
+    a = block_of(a_ring, slot * PARTS + part, A_TRANSPOSED)
+    first = hopper.warpgroup_mma(a, block_of(b_ring, slot, B_TRANSPOSED), sums[0], use_acc=ADD, is_async=True)
+    if rest_ring is None:
+        started = (first,)
+    else:
+        rest = hopper.warpgroup_mma(a, block_of(rest_ring, slot, B_TRANSPOSED), sums[1], use_acc=ADD, is_async=True)
+        started = (first, rest)
+    return started
+
+
+@gluon.jit
+def await_products(sums, UNDER_WAY: gl.constexpr):
+    """The accumulators once all but UNDER_WAY groups of products are through."""
+    if len(sums) == 1:
+        through = (hopper.warpgroup_mma_wait(num_outstanding=UNDER_WAY, deps=(sums[0],)),)
+    else:
+        through = hopper.warpgroup_mma_wait(num_outstanding=UNDER_WAY, deps=(sums[0], sums[1]))
+    return through
+
+
+@gluon.jit
+def zeros_for(ROWS: gl.constexpr, COLS: gl.constexpr):
+    """An accumulator that the first products overwrite."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    return hopper.warpgroup_mma_init(gl.zeros((ROWS, COLS), gl.float32, layout))
+
+
+@gluon.jit
+def start_products(
+    a_ring, b_ring, rest_ring, full, empty, count, k_blocks, part,
+    ROWS: gl.constexpr, FIRST_N: gl.constexpr, REST_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    """Start all products of a tile, whose blocks are those from `count` on; the last block's are under way at the return.
+
+    A slot is handed back once the products that read it are through, while those of the next run.
+    """
+    if rest_ring is None:
+        sums = (zeros_for(ROWS, FIRST_N),)
+    else:
+        sums = (zeros_for(ROWS, FIRST_N), zeros_for(ROWS, REST_N))
+    hopper.mbarrier.wait(full.index(slot_of(count, STAGES)), parity_of(count, STAGES))
+    sums = multiply_slot(a_ring, b_ring, rest_ring, slot_of(count, STAGES), sums, part, PARTS, A_TRANSPOSED, B_TRANSPOSED, False)
+    for block in range(count + 1, count + k_blocks):
+        slot = slot_of(block, STAGES)
+        hopper.mbarrier.wait(full.index(slot), parity_of(block, STAGES))
+        sums = multiply_slot(a_ring, b_ring, rest_ring, slot, sums, part, PARTS, A_TRANSPOSED, B_TRANSPOSED, True)
+        through = await_products(sums, len(sums))
+        hopper.mbarrier.arrive(empty.index(slot_of(block - 1, STAGES)), count=1)
+        if rest_ring is None:
+            sums = (hopper.warpgroup_mma_init(through[0]),)
+        else:
+            sums = (hopper.warpgroup_mma_init(through[0]), hopper.warpgroup_mma_init(through[1]))
+    return sums
+
+
+@gluon.jit
+def finish_products(sums, empty, count, STAGES: gl.constexpr):
+    """The finished accumulators; hands back the last slot, that of block `count` - 1."""
+    through = await_products(sums, 0)
+    hopper.mbarrier.arrive(empty.index(slot_of(count - 1, STAGES)), count=1)
+    return through
+
+
+@gluon.jit
+def pieces_of(acc, COLS: gl.constexpr):
+    """An accumulator's pieces of 64 rows and COLS columns, a column of pieces after the other. Every element keeps its register."""
+    if acc.shape[1] > COLS:
+        left, right = acc.reshape(acc.shape[0], 2, acc.shape[1] // 2).permute(0, 2, 1).split()
+        pieces = pieces_of(left, COLS) + pieces_of(right, COLS)
+    elif acc.shape[0] > 64:
+        upper, lower = acc.reshape(2, acc.shape[0] // 2, acc.shape[1]).permute(1, 2, 0).split()
+        pieces = pieces_of(upper, COLS) + pieces_of(lower, COLS)
+    else:
+        pieces = (gl.convert_layout(acc, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16]), assert_trivial=True),)
+    return pieces
+
+
+@gluon.jit
+def store_pieces(
+    acc, row, col, OUT, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
+    ROWS: gl.constexpr, COLS: gl.constexpr, FIRST: gl.constexpr, BUFFERS: gl.constexpr, OUT_TMA: gl.constexpr,
+    HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
+):  # fmt: skip
+    """Finish and store an accumulator whose first element is at (row, col), a piece after the other through a ring of buffers.
+
+    A buffer is written again once the copy engine has read what it held; the stores themselves are not waited for. Where the output
+    cannot be laid under a descriptor, the buffer turns the accumulator's order into one that writes whole stretches of a row.
+    """
+    C, BIAS_PTR = reads[0], reads[1]
+    pieces = pieces_of(acc, COLS)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    by_rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    DOWN: gl.constexpr = ROWS // 64
+    for i in gl.static_range(len(pieces)):
+        piece_row = row + (i % DOWN) * 64
+        piece_col = col + (i // DOWN) * COLS
+        rows = piece_row + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        cols = piece_col + gl.arange(0, COLS, gl.SliceLayout(0, layout))
+        if WIDE:
+            rows = rows.to(gl.int64)
+            cols = cols.to(gl.int64)
+        result = finish(
+            pieces[i], scalars[0], scalars[1], C, BIAS_PTR, rows, cols, M, N,
+            reads[2], reads[3], reads[4], reads[5], HAS_C, BIAS, ACTIVATION, True,
+        ).to(staging.dtype)  # fmt: skip
+        buffer = staging.index(first_buffer + (FIRST + i) % BUFFERS)
+        if OUT_TMA:
+            hopper.tma.store_wait(BUFFERS - 1)
+            buffer.store(result)
+            hopper.fence_async_shared()
+            hopper.tma.async_copy_shared_to_global(OUT, [piece_row, piece_col], buffer)
+        else:
+            buffer.store(result)
+            # The piece's place is one number; the offsets in it are the same for all pieces, and take few registers.
+            down = gl.arange(0, 64, gl.SliceLayout(1, by_rows))
+            across = gl.arange(0, COLS, gl.SliceLayout(0, by_rows))
+            mask = (down < M - piece_row)[:, None] & (across < N - piece_col)[None, :]
+            if WIDE:
+                down = down.to(gl.int64)
+                across = across.to(gl.int64)
+            corner = OUT + piece_row.to(gl.int64) * stride_om + piece_col.to(gl.int64) * stride_on
+            gl.store(corner + down[:, None] * stride_om + across[None, :] * stride_on, buffer.load(by_rows), mask=mask)
+
+
+@gluon.jit
+def store_tile(
+    sums, row, col, OUT, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
+    ROWS: gl.constexpr, FIRST_N: gl.constexpr, COLS: gl.constexpr, BUFFERS: gl.constexpr, OUT_TMA: gl.constexpr,
+    HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
+):  # fmt: skip
+    """Finish and store a consumer's part of a tile: one accumulator, or two side by side."""
+    store_pieces(
+        sums[0], row, col, OUT, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
+        ROWS, COLS, 0, BUFFERS, OUT_TMA, HAS_C, BIAS, ACTIVATION, WIDE,
+    )  # fmt: skip
+    if len(sums) == 2:
+        store_pieces(
+            sums[1], row, col + FIRST_N, OUT, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
+            ROWS, COLS, (ROWS // 64) * (FIRST_N // COLS), BUFFERS, OUT_TMA, HAS_C, BIAS, ACTIVATION, WIDE,
+        )  # fmt: skip
