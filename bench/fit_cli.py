@@ -18,6 +18,9 @@ def fit(
     journals: Annotated[list[Path], typer.Argument(help="Journals of tunes on one device.", exists=True, dir_okay=False)],
     table: Annotated[Path, typer.Option(help="The table of that device whose model is replaced; the old file is kept beside it.")],
     steps: Annotated[int, typer.Option(min=1, help="Of the descent; a step over 25,000 times takes about 2 s.")] = 150,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Fit this variant's alone and keep the table's for the others; may be given again.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit the model's coefficients to what tunes measured, and write them into a table."""
@@ -37,7 +40,7 @@ def fit(
             )
         measured = [row for path in journals for row in _measured(path, old.environment.gpu_name)]
         with Progress("fitting", steps, show=not as_json) as bar:
-            report = fitted(measured, arch, steps, lambda step: bar.step(f"step {step}"))
+            report = fitted(measured, arch, steps, lambda step: bar.step(f"step {step}"), only or (), old.model)
         kept = store.rewrite(replace(old, model=report.model), table, old)
     found = {"problems": report.problems, "times": report.times, "before": report.before, "after": report.after, "kept": str(kept)}
     if as_json:

@@ -23,6 +23,7 @@ from heuristics.tile_cost import ProblemClass, Setting, StreamCosts, TileCosts, 
 from kernel_zoo.spec import Arch, Estimate, GemmProblem, TileConfig
 
 _ROOF_EXPONENT: Final = 8.0  # joins the SMs' time and device memory's: both at once cost a little more than the longer
+_STARTED: Final = 0.2  # of a launch, where it begins early
 _REREAD: Final = 0.25  # of what is asked of device memory again; most is still there
 _PARTS: Final = ("main loop", "fill and store", "device memory", "reduction", "copy")
 
@@ -187,8 +188,15 @@ def _tiles(s: Setting, t: TileCosts, sizes: Sizes) -> Costs:
     if t.visit.any():
         reduction = np.where(t.visit > 0, last_arriver_us(s, sizes, t, tiles_m * tiles_n), reduction)
     copy = copy_us(sizes, t)
-    total = (t.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction + copy) * t.factor
+    total = (_launch_us(s, sizes, t.launch, t.early) + join(main, memory, _ROOF_EXPONENT) + ends + reduction + copy) * t.factor
     return Costs(total, main, ends, memory, reduction, copy)
+
+
+def _launch_us(s: Setting, sizes: Sizes, launch: Size, early: Array) -> Size:
+    """A launch; what is left of it where it begins while the one before it ends."""
+    products = sizes.batch * sizes.m * sizes.n * sizes.k * s.item / (s.arch.tflops["bf16"] * 1e6)
+    roof = np.maximum(products, sizes.least_bytes / s.bandwidth)
+    return launch * np.where(roof <= early, _STARTED, 1.0)
 
 
 def _more(s: Setting, number: Size) -> Size:
@@ -237,7 +245,7 @@ def _gemv(s: Setting, t: StreamCosts, sizes: Sizes, narrow_m: bool) -> Costs:
     memory_rate, partial_rate = s.rates(c)
     memory = t.waste * (sizes.least_bytes / memory_rate)
     reduction = second_launch_us(s, sizes, t.split_k, c.second + c.store, memory_rate, partial_rate)
-    total = (c.launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
+    total = (_launch_us(s, sizes, c.launch, t.early) + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
     return Costs(total, main, ends, memory, reduction, np.zeros_like(total))
 
 

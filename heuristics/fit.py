@@ -9,13 +9,13 @@ moving one coefficient of every loop at once costs one evaluation. Adam (Kingma 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, TypeVar
 
 import numpy as np
 
-from heuristics.coefficients import PITCHES, Coefficients, Kernels
+from heuristics.coefficients import PITCHES, PLAIN, Coefficients, Fitted, Kernels
 from heuristics.cost import Sizes, totals
 from heuristics.pairs import PAIRS, VECTOR, Array, Rows
 from heuristics.tile_cost import ProblemClass, Setting, loop
@@ -59,6 +59,8 @@ def fit(
     arch: Arch,
     steps: int = STEPS,
     progress: Callable[[int], None] = lambda step: None,
+    only: Collection[str] = (),
+    given: Fitted | None = None,
 ) -> FitReport:
     """Coefficients for a device from the times of candidates in microseconds.
 
@@ -67,11 +69,13 @@ def fit(
         arch: the device they were taken on.
         steps: of the descent.
         progress: called with the number of each step.
+        only: variants to fit; all others, and the pitches, stay as `given` has them. All variants by default.
+        given: a table's coefficients and corrections, which start what is fitted only where `only` leaves it out.
 
     Raises:
         ValueError: there are no times.
     """
-    data = _Data(measured, arch)
+    data = _Data(measured, arch, frozenset(only), given or {})
     unknown = _Unknowns.start(data)
     before = data.score(data.times(unknown))
     first, second = np.zeros(unknown.size), np.zeros(unknown.size)
@@ -84,7 +88,8 @@ def fit(
         unknown = unknown.moved(-move)
         progress(step)
     estimates = data.times(unknown)
-    return FitReport(data.named(unknown, estimates), before, data.score(estimates), len(data.best), len(data.seen))
+    kept = {name: dict(values) for name, values in (given or {}).items()} if only else {}
+    return FitReport(kept | data.named(unknown, estimates), before, data.score(estimates), len(data.best), len(data.seen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +123,9 @@ class _Trial(Kernels):
 
     def __init__(self, data: _Data, unknown: _Unknowns) -> None:
         super().__init__({})
-        self._pitch = {name: PITCHES[name] * math.exp(more) for name, more in zip(PITCHES, unknown.pitch, strict=True)}
-        factors = zip(np.exp(unknown.work).tolist(), np.exp(unknown.total).tolist(), strict=True)
+        self._pitch = {name: data.pitches[name] * math.exp(more) for name, more in zip(PITCHES, unknown.pitch, strict=True)}
+        work, total = data.factors * np.exp(np.stack([unknown.work, unknown.total]))
+        factors = zip(work.tolist(), total.tolist(), strict=True)
         for (way, tile), pair in zip(data.tiles, factors, strict=True):
             self._corrections.setdefault(way, {})[tile] = pair
         for name, base, row in zip(data.loops, data.bases, unknown.loops, strict=True):
@@ -145,7 +151,13 @@ def _scaled(base: Coefficients, logs: Array) -> Coefficients:
 class _Data:
     """The measured times as arrays, one part for each class of problems."""
 
-    def __init__(self, measured: Sequence[tuple[GemmProblem, Times]], arch: Arch) -> None:
+    def __init__(
+        self,
+        measured: Sequence[tuple[GemmProblem, Times]],
+        arch: Arch,
+        only: frozenset[str] = frozenset(),
+        given: Fitted | None = None,
+    ) -> None:
         self.arch = arch
         groups: dict[ProblemClass, list[tuple[int, GemmProblem, int, float]]] = {}
         for index, (problem, times) in enumerate(measured):
@@ -171,8 +183,20 @@ class _Data:
         self.seen = np.array(seen)
         self.loops, self.loop = _numbered(loops)
         self.tiles, self.tile = _numbered(tiles)
-        built_in = Kernels({})
-        self.bases = [built_in[name] for name in self.loops]
+        free = np.array([not only or name.split(" ")[0] in only for name in self.loops])
+        free_tiles = np.array([not only or name.split(" ")[0] in only for name, _ in self.tiles])
+        self.named_loops, self.named_tiles = free, free_tiles
+        self.free = np.concatenate([np.repeat(free, len(_NAMES)), free_tiles, free_tiles, np.full(len(PITCHES), not only)]).astype(
+            float
+        )
+        built_in, kept = Kernels({}), Kernels(given or {})
+        self.bases = [(built_in if mine else kept)[name] for name, mine in zip(self.loops, free.tolist(), strict=True)]
+        self.pitches = kept.pitches if only else dict(PITCHES)
+        factors = [
+            PLAIN if mine else kept.corrections(name).get(tile, PLAIN)
+            for (name, tile), mine in zip(self.tiles, free_tiles.tolist(), strict=True)
+        ]
+        self.factors = np.array(factors).T
         _, self.owner = np.unique(owners, return_inverse=True)
         self.best = np.full(self.owner.max() + 1, np.inf)
         np.minimum.at(self.best, self.owner, self.seen)
@@ -213,7 +237,8 @@ class _Data:
         loops = loops + 2 * _STAY * unknown.loops / unknown.loops.size
         work = work + 2 * _PLAIN * unknown.work / problems
         total = total + 2 * _PLAIN * unknown.total / problems
-        return np.concatenate([loops.ravel(), work, total, pitch])
+        moved_by: Array = np.concatenate([loops.ravel(), work, total, pitch]) * self.free
+        return moved_by
 
     def _by_time(self, here: Array) -> Array:
         """The gradient of the loss by the logarithm of each time."""
@@ -237,12 +262,19 @@ class _Data:
             np.bincount(self.loop, near, len(self.loops)), 1
         )
         model = {}
-        for name, base, row, square in zip(self.loops, self.bases, unknown.loops, squares.tolist(), strict=True):
+        rows = zip(self.loops, self.bases, unknown.loops, squares.tolist(), self.named_loops.tolist(), strict=True)
+        for name, base, row, square, free in rows:
+            if not free:
+                continue
             made = _scaled(base, row)
             model[name] = {each: _digits(getattr(made, each)) for each in _NAMES} | {"fit_error": _digits(math.sqrt(square))}
-        for (name, tile), work, total in zip(self.tiles, unknown.work.tolist(), unknown.total.tolist(), strict=True):
-            model[f"{name} {tile}"] = {"work": _digits(math.exp(work)), "total": _digits(math.exp(total))}
-        model["pitch"] = {name: _digits(PITCHES[name] * math.exp(more)) for name, more in zip(PITCHES, unknown.pitch, strict=True)}
+        corrections = zip(self.tiles, unknown.work.tolist(), unknown.total.tolist(), self.named_tiles.tolist(), strict=True)
+        for (name, tile), work, total, free in corrections:
+            if free:
+                model[f"{name} {tile}"] = {"work": _digits(math.exp(work)), "total": _digits(math.exp(total))}
+        model["pitch"] = {
+            name: _digits(self.pitches[name] * math.exp(more)) for name, more in zip(PITCHES, unknown.pitch, strict=True)
+        }
         return model
 
 

@@ -45,6 +45,7 @@ class Columns(NamedTuple):
     hands: Array  # tiles that a program works on by turns
     copies: Array  # what the copy engine cannot take is copied first
     fused: Array  # partial sums are added up by the last program to arrive
+    early: Array  # the longest roof in microseconds of what starts while the launch before it ends
     variant: Array  # the variant's number in `names`
 
 
@@ -122,12 +123,12 @@ def corrected_as(tile: TileConfig) -> str:
 
 def _row(variant: str, tile: TileConfig | None, number: int) -> tuple[float, ...]:
     if tile is None:
-        return (1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, number)
+        return (1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, number)
     knobs, traits = dict(tile.knobs), traits_of(variant, tile)
     return (
         tile.block_m, tile.block_n, tile.block_k, tile.group_m, tile.split_k, tile.num_warps, tile.num_stages,
         bool(knobs.get("swap")), traits.tma, traits.resident, bool(knobs.get("flatten")),
-        traits.sole, traits.hands, traits.copies, traits.fused, number,
+        traits.sole, traits.hands, traits.copies, traits.fused, traits.early_us, number,
     )  # fmt: skip
 
 

@@ -97,6 +97,7 @@ class TileCosts(NamedTuple):
     copies: Array  # operands are copied first where the copy engine cannot take them
     visit: Array  # a last arriver's time for one partial tile; 0 where a second launch adds them up
     result: Array  # ... and for the result that it then writes
+    early: Array  # the longest roof of what starts while the launch before it ends
     factor: Array  # on the whole time
 
 
@@ -113,6 +114,7 @@ class StreamCosts(NamedTuple):
     traffic: Array  # its time on the way from L2 where one SM asks, to be multiplied by the SMs that ask
     waste: Array  # bytes fetched over bytes used
     tree: Array  # adding up a block's products, for each row
+    early: Array  # as a tile's
     factor: Array  # on the whole time
 
 
@@ -170,8 +172,12 @@ class Setting:
             t.block_n, t.block_k * t.split_k, t.split_k, threads, block // threads,
             np.minimum(32, self.arch.threads_per_sm // threads), 2 * work * block / rate,
             block * self.item * waste / (self.port * self.vector.l2 * self.arch.sm_count), waste,
-            0.01 * t.block_n * (t.warps if along else 1), factor,
+            0.01 * t.block_n * (t.warps if along else 1), self._early(t), factor,
         )  # fmt: skip
+
+    def _early(self, t: Columns) -> Array:
+        """Launches start early from capability 9.0 on."""
+        return t.early if self.arch.capability >= (9, 0) else np.zeros_like(t.early)
 
     def _work_out(self, t: Columns, tiles: Sequence[str]) -> TileCosts:
         """The costs of any pairs, by column; `tiles` as a table corrects them."""
@@ -210,7 +216,7 @@ class Setting:
             self._issue_us(t) * c.issue,
             c.latency / depth + c.step, alone, shared, shared * self.arch.sm_count, ends, later, later * _NEIGHBOUR,
             *self.rates(c), c.launch, c.step, c.overlap, 1 / c.overlap, c.second + c.store,
-            np.where(t.tma > 0, 0.0, c.tail), t.hands, t.copies, visit, result, factors[:, 1],
+            np.where(t.tma > 0, 0.0, c.tail), t.hands, t.copies, visit, result, self._early(t), factors[:, 1],
         )  # fmt: skip
 
     def _loops(self, t: Columns) -> tuple[list[str], Rows]:

@@ -24,6 +24,7 @@ class Traits(NamedTuple):
         hands: tiles that a program works on by turns, so that one's ends hide under the other's products.
         copies: operands whose lines are not aligned to 16 bytes are copied first, by a launch of their own.
         fused: where K is split, the last program of a tile to arrive adds up its partial sums; there is no second launch.
+        early_us: from capability 9.0 on, products whose roof is at most so long start while the launch before them ends.
     """
 
     vector: bool = False
@@ -33,6 +34,7 @@ class Traits(NamedTuple):
     hands: int = 1
     copies: bool = False
     fused: bool = False
+    early_us: float = 0.0
 
     @property
     def sole(self) -> bool:
@@ -41,14 +43,18 @@ class Traits(NamedTuple):
 
 
 _PLAIN: Final = Traits()
+_EARLY: Final = 2.5
+_EARLY_ALONE: Final = 8.0
 TRAITS: Final[dict[str, Traits]] = {
     "persistent": Traits(resident=True),
-    "tma": Traits(tma=True),
-    "gemv": Traits(vector=True),
-    "warp_specialised": Traits(tma=True, resident=True, helpers=4),  # a warp that loads, and three that fill its group
-    "ping_pong": Traits(tma=True, resident=True, helpers=4, hands=2),
-    "repack": Traits(tma=True, copies=True),
-    "split_k_fused": Traits(tma=True, fused=True),
+    "tma": Traits(tma=True, early_us=_EARLY),
+    "split_k": Traits(early_us=_EARLY),
+    "gemv": Traits(vector=True, early_us=_EARLY),
+    # A warp that loads, and three that fill its group.
+    "warp_specialised": Traits(tma=True, resident=True, helpers=4, early_us=_EARLY_ALONE),
+    "ping_pong": Traits(tma=True, resident=True, helpers=4, hands=2, early_us=_EARLY_ALONE),
+    "repack": Traits(tma=True, copies=True, early_us=_EARLY),
+    "split_k_fused": Traits(tma=True, fused=True, early_us=_EARLY),
 }
 
 

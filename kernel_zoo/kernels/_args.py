@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from kernel_zoo.spec import Argument, Descriptor, GemmCall, TileConfig, View, cdiv
 
+DEPENDENT_CC: Final = 90  # griddepcontrol came with Hopper
+SHORT_US: Final = 2.5
 MAX_GRID_Y: Final = 65535  # CUDA's limit on the second and third grid dimension
 
 
@@ -101,6 +103,21 @@ def pointer_constants(call: GemmCall, tile: TileConfig) -> dict[str, Any]:
         **epilogue_constants(call),
         "WIDE": call.wide,
     }
+
+
+def is_dependent(call: GemmCall, longest_us: float = SHORT_US) -> bool:
+    """Whether a launch is worth starting while the one before it on the stream ends: those whose roof is at most `longest_us`.
+
+    It takes away about a microsecond. But programs that start early go to whatever SM is free by then, not evenly over all, and where
+    they live long that costs more: measured on an H200 over 1,400 pairs of shape and tile, 1.1 to 1.3 times as fast under a roof of
+    2 us, 0.95 beyond 15 us.
+    """
+    if call.arch.cc < DEPENDENT_CC:
+        return False
+    item = call.a.operand.itemsize
+    moved = call.batch * (item * call.k * (call.m + call.n) + call.out.operand.itemsize * call.m * call.n)
+    products_us = 2 * call.batch * call.m * call.n * call.k / (call.arch.tflops["bf16"] * 1e6)
+    return max(products_us * item / 2, moved / (call.arch.bandwidth_gbps * 1e3)) <= longest_us
 
 
 def batch_grid(batch: int) -> tuple[int, int]:

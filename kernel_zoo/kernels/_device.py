@@ -10,6 +10,18 @@ from kernel_zoo.triton_compat import tl, triton
 
 
 @triton.jit
+def follow_launch(DEPENDENT: tl.constexpr):
+    """Comes before a kernel's first access to memory: wait for what the launch before it on the stream wrote and read.
+
+    DEPENDENT: it may have been started while that launch was ending, and lets the next one be started likewise (CUDA's programmatic
+    dependent launch, from Hopper on), so that starting programs and setting up barriers costs no time of its own.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def tile_order(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """The (row, column) of the index-th tile: GROUP_M tile rows are walked together, so that they share B's columns in L2."""
     group_size = GROUP_M * tiles_n

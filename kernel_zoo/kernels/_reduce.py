@@ -1,7 +1,7 @@
 """The second launch of every variant that splits K: sums the partial tiles in a fixed order and applies the whole epilogue once.
 
 Partial sums stay in the accumulator's type. The order is that of the splits, whatever finished first, so results repeat bit for
-bit. On Hopper the launch is a dependent one (CUDA's programmatic dependent launch): its programs are set up while those before it end.
+bit.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Final
 
 from kernel_zoo.kernels import _args
-from kernel_zoo.kernels._device import finish, store_tile
+from kernel_zoo.kernels._device import finish, follow_launch, store_tile
 from kernel_zoo.spec import ITEMSIZE, GemmCall, KernelCall, Operand, View, cdiv, next_pow2
 from kernel_zoo.triton_compat import tl, triton
 
 _ELEMENTS: Final = 512  # per program: small, so that a small result still spreads over the SMs
 _WARPS: Final = 4
-_DEPENDENT_CC: Final = 90  # griddepcontrol needs Hopper
 
 
 @triton.jit
@@ -25,12 +24,8 @@ def reduce_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_K: tl.constexpr,
     HAS_C: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One block of the result: partials lie in WS as (SPLIT_K, BATCH, M, N).
-
-    DEPENDENT: it may start while the launch before it ends, and waits for what that one wrote.
-    """
-    if DEPENDENT:
-        tl.extra.cuda.gdc_wait()
+    """One block of the result: partials lie in WS as (SPLIT_K, BATCH, M, N)."""
+    follow_launch(DEPENDENT)
     tiles_n = tl.cdiv(N, BLOCK_N)
     per_matrix = tl.cdiv(M, BLOCK_M) * tiles_n
     index = tl.program_id(0)
@@ -69,7 +64,7 @@ def reduction(call: GemmCall, split_k: int) -> KernelCall:
     block_n = min(next_pow2(call.n), 128)
     block_m = max(1, min(next_pow2(call.m), _ELEMENTS // block_n))
     programs = cdiv(call.m, block_m) * cdiv(call.n, block_n) * call.batch
-    dependent = call.arch.cc >= _DEPENDENT_CC
+    follows = call.arch.cc >= _args.DEPENDENT_CC  # it is short, whatever the launch before it is
     return KernelCall(
         reduce_kernel,
         (programs,),
@@ -90,9 +85,9 @@ def reduction(call: GemmCall, split_k: int) -> KernelCall:
             "SPLIT_K": split_k,
             **_args.epilogue_constants(call),
             "WIDE": call.wide or call.m * call.n >= 2**31,
-            "DEPENDENT": dependent,
+            "DEPENDENT": follows,
         },
         _WARPS,
         1,
-        dependent,
+        follows,
     )

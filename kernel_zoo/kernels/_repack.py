@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from kernel_zoo.spec import VECTOR_BYTES, Argument, KernelCall, Operand, View, cdiv
+from kernel_zoo.kernels import _args
+from kernel_zoo.kernels._device import follow_launch
+from kernel_zoo.spec import VECTOR_BYTES, Argument, GemmCall, KernelCall, Operand, View, cdiv
 from kernel_zoo.triton_compat import tl, triton
 
 LINE_ELEMENTS: Final = 64  # 16-bit elements: a line's start is a multiple of 128 bytes, TMA's widest swizzle
@@ -86,8 +88,10 @@ def repack_kernel(
     second_lines, second_length, second_stride_batch, second_stride_line, second_stride_step,
     FIRST_UNIT: tl.constexpr, FIRST_LINES: tl.constexpr, FIRST_COLS: tl.constexpr,
     SECOND_UNIT: tl.constexpr, SECOND_LINES: tl.constexpr, SECOND_COLS: tl.constexpr, TWO: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A block of the first matrix, or, for programs from first_programs on, of the second."""
+    follow_launch(DEPENDENT)
     index = tl.program_id(0)
     if TWO:
         if index >= first_programs:
@@ -159,9 +163,9 @@ def _job(source: View, copy: View, batch: int) -> _Job:
     return _Job((source, copy), (lines, length, stride_batch, stride_line, step), programs, (unit, block_lines, cols))
 
 
-def copying(pairs: list[tuple[View, View]], batch: int) -> KernelCall:
-    """The launch that copies one or two (source, copy) pairs."""
-    jobs = [_job(source, copy, batch) for source, copy in pairs]
+def copying(pairs: list[tuple[View, View]], call: GemmCall) -> KernelCall:
+    """The launch that copies one or two (source, copy) pairs of a call."""
+    jobs = [_job(source, copy, call.batch) for source, copy in pairs]
     first, second = jobs[0], jobs[-1]
     two = len(jobs) == 2
     absent: tuple[Argument, ...] = (None, None)
@@ -173,7 +177,9 @@ def copying(pairs: list[tuple[View, View]], batch: int) -> KernelCall:
             **dict(zip(("FIRST_UNIT", "FIRST_LINES", "FIRST_COLS"), first.shape, strict=True)),
             **dict(zip(("SECOND_UNIT", "SECOND_LINES", "SECOND_COLS"), second.shape, strict=True)),
             "TWO": two,
+            "DEPENDENT": _args.is_dependent(call),
         },
         _WARPS,
         1,
+        _args.is_dependent(call),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 
 from kernel_zoo.kernels import _args, _reduce, _rules
-from kernel_zoo.kernels._device import finish, store_tile
+from kernel_zoo.kernels._device import finish, follow_launch, store_tile
 from kernel_zoo.kernels._reduce import reduce_kernel
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv
 from kernel_zoo.triton_compat import tl, triton
@@ -74,9 +74,10 @@ def gemv_kernel(
     C, BIAS_PTR, ALPHA, BETA, stride_cb, stride_cm, stride_cn, stride_ib, stride_im, stride_in,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
     K_INNER: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
-    HAS_C: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
+    HAS_C: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of one matrix of the batch, over one range of K (ranges lie on grid dimension 1)."""
+    follow_launch(DEPENDENT)
     if WIDE:
         stride_am = tl.cast(stride_am, tl.int64)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -220,9 +221,11 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
             "EVEN_K": view.k % tile.block_k == 0,
             **_args.epilogue_constants(view),
             "WIDE": view.wide,
+            "DEPENDENT": _args.is_dependent(view),
         },
         tile.num_warps,
         tile.num_stages,
+        _args.is_dependent(view),
     )
     if not split:
         return Recipe((main,))

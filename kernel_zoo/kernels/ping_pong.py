@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from kernel_zoo.kernels import _tiles
+from kernel_zoo.kernels._device import follow_launch
 from kernel_zoo.kernels._gluon import (
     PAIR_REGISTERS,
     PRODUCER_REGISTERS,
@@ -80,6 +81,7 @@ def ping_pong_kernel(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, FIRST_N: gl.constexpr, STAGES: gl.constexpr,
     PARTS: gl.constexpr, PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
     OUT_TMA: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Tiles program_id, program_id + programs, ..., by two consumers in turn that one producer feeds."""
     a_ring = ring(A, STAGES)
@@ -93,6 +95,7 @@ def ping_pong_kernel(
     empty = barriers(STAGES, 1)
     order = barriers(2, 1)
     hopper.fence_async_shared()
+    follow_launch(DEPENDENT)
     # Written out, since a name for a tuple makes values of the constants in it.
     gl.warp_specialize([
         (consume_alternately, (
@@ -120,11 +123,8 @@ FAMILY: Final = {
     (64, 256, 64): Build(256, 2, 1, (4,)),
     (128, 192, 64): Build(128, 2, 1, (4,)),
     (128, 160, 64): Build(128, 2, 1, (4,)),
-    (128, 144, 64): Build(128, 2, 1, (4,)),
     (64, 192, 64): Build(128, 2, 1, (5,)),
-    (64, 128, 64): Build(128, 2, 1, (6, 8)),
-    (128, 96, 64): Build(64, 2, 1, (6,)),
-    (128, 80, 64): Build(64, 2, 1, (6,)),
+    (64, 128, 64): Build(128, 2, 1, (8,)),
     (64, 96, 64): Build(64, 2, 1, (8,)),
 }
 

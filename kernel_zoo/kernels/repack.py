@@ -76,7 +76,7 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     if problem.dtype == "fp32":
         return ()
     if min(problem.m, problem.n) <= 64:
-        return tma.space(problem, arch)
+        return tuple(tile for tile in tma.space(problem, arch) if (tile.block_m, tile.block_k, tile.num_stages) in _NARROW)
     return _wide_space(tma.stores_through_tma(problem.out, arch))
 
 
@@ -85,27 +85,20 @@ _Row = tuple[tuple[int, ...], tuple[int, int, int]]
 _LARGE: Final[tuple[_Row, ...]] = (
     ((128, 256, 64, 4, 8), (0, 1, 2)),
     ((128, 256, 64, 3, 8), (0, 0, 2)),
-    ((128, 128, 64, 4, 8), (1, 1, 2)),
 )
 _STAGED: Final[tuple[_Row, ...]] = (
     ((128, 256, 64, 4, 8), (1, 1, 2)),
-    ((128, 256, 64, 3, 8), (1, 1, 1)),
     ((128, 128, 64, 4, 4), (1, 1, 1)),
-    ((128, 128, 64, 3, 4), (0, 0, 1)),
-    ((64, 256, 64, 4, 4), (0, 0, 2)),
 )
 #: Stores through pointers take an address for every element: more threads to share them.
-_POINTERS: Final[tuple[_Row, ...]] = (
-    ((128, 128, 64, 4, 8), (0, 1, 1)),
-    ((128, 128, 64, 3, 8), (0, 0, 1)),
-    ((128, 128, 64, 6, 8), (0, 0, 1)),
-)
+_POINTERS: Final[tuple[_Row, ...]] = (((128, 128, 64, 4, 8), (0, 1, 1)),)
 _SMALL: Final[tuple[_Row, ...]] = (
-    ((64, 128, 64, 4, 4), (0, 0, 1)),
     ((128, 64, 64, 4, 4), (0, 0, 1)),
     ((64, 128, 128, 3, 4), (0, 0, 1)),
     ((64, 64, 128, 4, 4), (0, 0, 1)),
 )
+#: Of tma's tiles for a narrow side: block_m, block_k, stages.
+_NARROW: Final = ((64, 128, 6), (64, 256, 3))
 
 
 @cache
@@ -127,7 +120,7 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
     pairs: list[tuple[View, View]] = []
     a, end = _placed(call, call.a, 0, pairs)
     b, end = _placed(call, call.b, end, pairs)
-    return Recipe((_repack.copying(pairs, call.batch), tma.recipe(replace(call, a=a, b=b), tile)), end)
+    return Recipe((_repack.copying(pairs, call), tma.recipe(replace(call, a=a, b=b), tile)), end)
 
 
 def _placed(call: GemmCall, view: View, start: int, pairs: list[tuple[View, View]]) -> tuple[View, int]:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final
 
 from kernel_zoo.kernels import _args, _reduce, _rules, _tiles
-from kernel_zoo.kernels._device import descriptor_product, pointer_product, tile_order
+from kernel_zoo.kernels._device import descriptor_product, follow_launch, pointer_product, tile_order
 from kernel_zoo.kernels._reduce import reduce_kernel
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv, next_pow2
 from kernel_zoo.triton_compat import tl, triton
@@ -30,9 +30,10 @@ def split_k_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     TMA: tl.constexpr, A_BATCHED: tl.constexpr, B_BATCHED: tl.constexpr,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One tile's partial sum over one range of K, into WS laid out as (splits, BATCH, M, N); splits lie on grid dimension 1."""
+    follow_launch(DEPENDENT)
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     per_matrix = tiles_m * tiles_n
@@ -185,9 +186,11 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
             "WIDE": view.wide,
             "TMA": tma,
             **_args.descriptor_constants(view),
+            "DEPENDENT": _args.is_dependent(view),
         },
         tile.num_warps,
         tile.num_stages,
+        _args.is_dependent(view),
     )
     return Recipe((partial, _reduce.reduction(view, tile.split_k)), _reduce.workspace_bytes(view, tile.split_k))
 

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Final
 
 from kernel_zoo.kernels import _args, _rules, _tiles
-from kernel_zoo.kernels._device import descriptor_product, finish, store_tile, tile_order
+from kernel_zoo.kernels._device import descriptor_product, finish, follow_launch, store_tile, tile_order
 from kernel_zoo.spec import (
     ITEMSIZE,
     VECTOR_BYTES,
@@ -67,12 +67,13 @@ def split_k_fused_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
     A_BATCHED: tl.constexpr, B_BATCHED: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
     UNIT_M: tl.constexpr, UNIT_N: tl.constexpr, PRECISION: tl.constexpr,
-    HAS_C: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
+    HAS_C: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One tile's partial sum over one range of K, into WS laid out as (tiles, SPLITS, BLOCK_M, BLOCK_N); the last arriver finishes.
 
     M is known to be a multiple of UNIT_M and N of UNIT_N. COUNTERS holds a zero for every tile, and does so again afterwards.
     """
+    follow_launch(DEPENDENT)
     index = tl.program_id(0) // SPLITS
     split = tl.program_id(0) % SPLITS
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -172,11 +173,8 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
 def _bases(side: int, swap: bool) -> tuple[TileConfig, ...]:
     """Tiles before K is split; `side` is the narrow one's, 0 where neither side is narrow."""
     if not side:
-        return _tiles.tiles(
-            (64, 64, 128, 4, 4), (64, 128, 64, 6, 4), (64, 32, 128, 5, 4), (128, 128, 64, 4, 8), (128, 128, 64, 6, 8),
-            (64, 256, 64, 4, 4),
-        )  # fmt: skip
-    rows = [(64, side, 128, 6, 4), (64, side, 128, 4, 4), (64, side, 256, 3, 4), (128, side, 64, 6, 4)]
+        return _tiles.tiles((64, 64, 128, 4, 4), (128, 128, 64, 4, 8), (128, 128, 64, 6, 8))
+    rows = [(64, side, 128, 6, 4), (64, side, 128, 4, 4), (64, side, 256, 3, 4)]
     knobs = (("swap", 1),) if swap else ()
     return tuple(replace(tile, group_m=1, knobs=knobs) for tile in _tiles.tiles(*rows))
 
@@ -237,9 +235,11 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
             **_args.precision(view),
             **_args.epilogue_constants(view),
             "WIDE": view.wide,
+            "DEPENDENT": _args.is_dependent(view),
         },
         tile.num_warps,
         tile.num_stages,
+        _args.is_dependent(view),
     )
     return Recipe((launch,), programs * size * ITEMSIZE[view.acc_dtype], counters=tiles_total)
 

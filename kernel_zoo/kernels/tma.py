@@ -15,7 +15,7 @@ from functools import cache
 from typing import Final
 
 from kernel_zoo.kernels import _args, _rules, _tiles
-from kernel_zoo.kernels._device import descriptor_product, finish, store_tile, tile_order
+from kernel_zoo.kernels._device import descriptor_product, finish, follow_launch, store_tile, tile_order
 from kernel_zoo.spec import (
     VECTOR_BYTES,
     Arch,
@@ -101,9 +101,10 @@ def tma_kernel(
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, OUT_TMA: tl.constexpr, SUBTILE: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
     HAS_C: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
-    PERSISTENT: tl.constexpr, FLATTEN: tl.constexpr,
+    PERSISTENT: tl.constexpr, FLATTEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One tile per program, or tiles program_id, program_id + programs, ..."""
+    follow_launch(DEPENDENT)
     if PERSISTENT:
         total = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N) * BATCH
         for index in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
@@ -293,9 +294,11 @@ def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
             "WIDE": view.wide,
             "PERSISTENT": bool(persistent),
             "FLATTEN": bool(tile.knob("flatten")),
+            "DEPENDENT": _args.is_dependent(call),
         },
         tile.num_warps,
         tile.num_stages,
+        _args.is_dependent(call),
     )
 
 

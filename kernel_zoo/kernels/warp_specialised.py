@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, Final
 
 from kernel_zoo.kernels import _args, _rules, _tiles
+from kernel_zoo.kernels._device import follow_launch
 from kernel_zoo.kernels._gluon import (
     PAIR_REGISTERS,
     PRODUCER_REGISTERS,
@@ -69,6 +70,7 @@ def warp_specialised_kernel(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, FIRST_N: gl.constexpr, STAGES: gl.constexpr,
     PARTS: gl.constexpr, PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
     OUT_TMA: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Tiles program_id, program_id + programs, ..., each by PARTS consumers that one producer feeds."""
     a_ring = ring(A, STAGES * PARTS)
@@ -81,6 +83,7 @@ def warp_specialised_kernel(
     full = barriers(STAGES, 1)
     empty = barriers(STAGES, PARTS)
     hopper.fence_async_shared()
+    follow_launch(DEPENDENT)
     # Written out, since a name for a tuple makes values of the constants in it.
     if PARTS == 2:
         gl.warp_specialize([
@@ -158,17 +161,13 @@ FAMILY: Final = {
     (128, 256, 64): Build(256, 2, 2, (4,)),
     (256, 128, 64): Build(128, 2, 2, (4,)),
     (256, 192, 64): Build(128, 2, 2, (3,)),
-    (256, 160, 64): Build(128, 2, 2, (3,)),
-    (192, 192, 64): Build(128, 3, 3, (3,)),
-    (192, 160, 64): Build(128, 3, 3, (3,)),
-    (256, 144, 64): Build(128, 2, 2, (4,)),
-    (128, 192, 64): Build(128, 2, 2, (4,)),
     (192, 128, 64): Build(128, 3, 3, (4,)),
-    (128, 160, 64): Build(128, 2, 2, (4,)),
+    (128, 192, 64): Build(128, 2, 2, (4,)),
     (128, 144, 64): Build(128, 2, 2, (4,)),
     (256, 96, 64): Build(64, 2, 2, (4,)),
     (128, 96, 64): Build(64, 2, 2, (6,)),
 }
+_SHORT_US: Final = 8.0  # one program an SM, wherever it starts: early starts pay for longer launches than elsewhere
 _MANY_TILES: Final = 512  # from here on, how many tile rows are walked together shows
 
 
@@ -271,6 +270,7 @@ def launch(kernel: Any, build: Build, call: GemmCall, tile: TileConfig) -> Kerne
     columns = piece_columns(build, tile.block_n, out, c, bias)
     rest = tile.block_n - build.first_n
     tiles_m, tiles_n = cdiv(call.m, tile.block_m), cdiv(call.n, tile.block_n)
+    dependent = _args.is_dependent(call, _SHORT_US)
     target: Argument = _args.descriptor(call.out, PIECE_ROWS, columns, 1) if out_tma else call.out
     return KernelCall(
         kernel,
@@ -304,9 +304,11 @@ def launch(kernel: Any, build: Build, call: GemmCall, tile: TileConfig) -> Kerne
             "OUT_TMA": out_tma,
             **_args.epilogue_constants(call),
             "WIDE": call.wide and not (out_tma and call.c is None and call.bias is None),
+            "DEPENDENT": dependent,
         },
         num_warps=4,
         num_stages=tile.num_stages,
+        dependent=dependent,
     )
 
 

@@ -11,19 +11,20 @@ from heuristics.suites import cases as suite_cases
 from heuristics.table import problem_of
 from kernel_zoo import catalog
 from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant
-from tests.kernel_zoo.cases import DEPTHS, PARAMETERS, SIZES, Case, make_case, spaces
+from tests.kernel_zoo.cases import DEPTHS, PARAMETERS, SIZES, Case, make_case, spaces, spread
 from tests.kernel_zoo.pairwise import cover
 
-CASES_PER_VARIANT = 80
+CASES_PER_VARIANT = 64
 TILES_PER_VARIANT = 24
 LARGEST_FLOPS = 2**38  # a float64 reference of that size takes milliseconds on a data-centre GPU
 
-_SIZES = {**SIZES, "333": lambda t: 333, "1000": lambda t: 1000}
+#: 2500 rows are several bands of tiles, which a walk can go there and back.
+_SIZES = {**SIZES, "333": lambda t: 333, "1000": lambda t: 1000, "2500": lambda t: 2500}
 _DEPTHS = {**DEPTHS, "1000": lambda t: 1000, "2048": lambda t: 2048}
 _PARAMETERS = {
     **PARAMETERS,
     "m": tuple(_SIZES),
-    "n": tuple(_SIZES),
+    "n": tuple(size for size in _SIZES if size != "2500"),
     "k": tuple(_DEPTHS),
     "dtype": ("fp16", "bf16", "fp32", "tf32", "tf32x3", "bf16x3", "bf16x6"),
     "fill": ("normal", "integers", "special", "large"),
@@ -41,7 +42,10 @@ def gpu_tiles(variant: Variant, arch: Arch) -> list[TileConfig]:
 
 @lru_cache
 def kernel_cases(variant: Variant, arch: Arch) -> tuple[Case, ...]:
-    """Pairwise cases of a variant at real tiles; an arch with few SMs makes resident programs walk over many tiles."""
+    """Pairwise cases of a variant at real tiles, each tile at least once, then those that cover most.
+
+    An arch with few SMs makes resident programs walk over many tiles.
+    """
     archs = {"whole": arch, "few": replace(arch, sm_count=2)}
     parameters: dict[str, object] = dict(_PARAMETERS)
     if variant.recipe is not None:
@@ -51,14 +55,36 @@ def kernel_cases(variant: Variant, arch: Arch) -> tuple[Case, ...]:
         lambda row: make_case(variant, row, archs, _SIZES, _DEPTHS, cap=256),
         seed=len(variant.name),
         attempts=12,
-        limit=CASES_PER_VARIANT,
     )
-    return tuple(found.cases)
+    first_of_a_tile = {case.tile: case for case in reversed(found.cases)}
+    rare = [tile for tile in parameters.get("tile", ()) if tile not in first_of_a_tile]  # type: ignore[attr-defined]
+    ordered = sorted(found.cases, key=lambda case: first_of_a_tile[case.tile] is not case)
+    return (*(_plain(variant, tile, arch) for tile in rare), *ordered[: CASES_PER_VARIANT - len(rare)])
+
+
+def _plain(variant: Variant, tile: TileConfig, arch: Arch) -> Case:
+    """The tile on the smallest problem for which the variant proposes it."""
+    problems = [problem for problem in spread(variant, arch) if variant.refusal(problem, arch, tile) is None]
+    return Case(variant, min(problems, key=lambda problem: problem.flops), tile, arch)
 
 
 def all_kernel_cases(arch: Arch) -> list[Case]:
     """The cases of every variant."""
     return [case for variant in catalog.VARIANTS for case in kernel_cases(variant, arch)]
+
+
+def counting_cases(arch: Arch) -> list[Case]:
+    """For every variant whose launches count programs in, the case with the most counters."""
+    found = []
+    for variant in catalog.VARIANTS:
+        counters = {
+            case: variant.plan(case.problem, case.tile, case.arch).counters
+            for case in kernel_cases(variant, arch)
+            if case.tile is not None and (case.problem.batch == 1 or case.problem.out.strides[0])
+        }
+        if any(counters.values()):
+            found.append(max(counters, key=lambda case: counters[case]))
+    return found
 
 
 def shape_problems() -> list[GemmProblem]:

@@ -20,6 +20,25 @@ def gpu_arch() -> Arch:
     return arch_of(DEVICE)
 
 
+def sizes_for(variant: str) -> tuple[int, int, int]:
+    """(M, N, K) of a deep product that the variant takes in bf16: of some rows, of few, or with lines that start anywhere."""
+    for sizes in ((96, 256, 8192), (4, 256, 8192), (96, 255, 8191)):
+        if catalog.get(variant).refusal(GemmProblem.of(*sizes, "bf16", "nt"), gpu_arch()) is None:
+            return sizes
+    raise ValueError(f"{variant} takes none of the sizes that tests call it with")
+
+
+def served() -> list[str]:
+    """The variants with kernels of their own that this GPU can run."""
+    found = []
+    for variant in catalog.VARIANTS:
+        try:
+            found += [variant.name] if variant.recipe is not None and sizes_for(variant.name) else []
+        except ValueError:
+            continue
+    return found
+
+
 def run(case: Case, seed: int = 0) -> tuple[Verdict, Slots]:
     """Compile (from the disk cache), launch as the runtime does, judge."""
     slots = make_slots(case.problem, DEVICE, seed, case.fill)

@@ -14,7 +14,8 @@ from minblas.device import arch_of
 from minblas.launch_adapters import adapters
 from minblas.launch_cuda import Compiled
 from minblas.timing import CudaEngine
-from tests.gpu.support import DEVICE
+from tests.gpu import planned
+from tests.gpu.support import DEVICE, run
 from tests.kernel_zoo import gluon_kernels
 from tests.kernel_zoo.counting import PROGRAMS, variant_of
 from tests.kernel_zoo.gluon_kernels import copying
@@ -113,6 +114,44 @@ def test_a_buffer_is_made_outside_the_callers_pool(kept):
     segments = [segment for segment in pool.snapshot() if segment["address"] <= ours < segment["address"] + segment["total_size"]]
     assert not segments
     assert counted(slots) == PROGRAMS
+
+
+def bits(case, slots):
+    """OUT's bits."""
+    out = matrix(slots["OUT"], case.problem.out, case.problem.batch).contiguous()
+    return out.view({2: torch.int16, 4: torch.int32}[out.element_size()])
+
+
+COUNTING = planned.counting_cases(arch_of(DEVICE))
+
+
+@pytest.mark.parametrize("case", COUNTING, ids=[case.variant.name for case in COUNTING])
+def test_a_variant_that_counts_gives_the_same_bits_on_two_streams_and_in_graphs(case):
+    verdict, slots = run(case)
+    assert verdict.ok, f"{verdict.message}\n{case.describe()}"
+    expected = bits(case, slots)
+    runs = launch.prepare(case.variant, case.problem, case.tile, case.arch, DEVICE)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    own = [make_slots(case.problem, DEVICE, 0, case.fill) for _ in range(4)]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for stream, given in zip(streams, own[:2], strict=True):
+            with torch.cuda.stream(stream):
+                runs(given, case.alpha, case.beta)
+    torch.cuda.synchronize()
+    graphs = []
+    for given in own[2:]:
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            for _ in range(3):
+                runs(given, case.alpha, case.beta)
+    for _ in range(20):
+        for stream, graph in zip(streams, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for given in own:
+        assert torch.equal(bits(case, given), expected), case.describe()
 
 
 @needs_hopper

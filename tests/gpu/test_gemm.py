@@ -6,15 +6,14 @@ import pytest
 import torch
 
 import minblas
-from kernel_zoo import catalog
 from kernel_zoo.reference import make_slots, verify
 from kernel_zoo.spec import GemmProblem
 from minblas import errors
 from tests.gpu import planned
-from tests.gpu.support import DEVICE, case_of, tensors
+from tests.gpu.support import DEVICE, case_of, served, sizes_for, tensors
 
 SHAPES = [case_of(problem) if problem.flops else case_of(problem, "aten") for problem in planned.shape_problems()]
-TRITON_VARIANTS = [variant.name for variant in catalog.VARIANTS if variant.recipe is not None]
+TRITON_VARIANTS = served()
 each_variant = pytest.mark.parametrize("variant", TRITON_VARIANTS)
 
 
@@ -36,10 +35,6 @@ def close(ours, a, b):
     allowed = info.eps * exact.abs() + info.eps * info.tiny + 2 * math.sqrt(a.shape[-1]) * 2**-24 * magnitude
     error = (ours.double() - exact).abs()
     assert bool((error <= allowed).all()), f"worst {float((error / allowed).max()):.3g} of the bound"
-
-
-def sizes_for(variant):
-    return (4, 256, 8192) if variant == "gemv" else (96, 256, 8192)
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=[case.problem.describe().replace(" ", "") for case in SHAPES])
@@ -257,10 +252,10 @@ def test_beta_0_does_not_read_c_and_alpha_0_reads_neither_a_nor_b():
 
 def test_recycled_memory_full_of_nan_does_not_show():
     for _ in range(3):
-        dirty = torch.full((96, 256), math.nan, device=DEVICE)
-        workspace = torch.full((64, 96, 256), math.nan, device=DEVICE)
-        del dirty, workspace
-        a, b = randn(96, 8192), randn(8192, 256)
         for variant in TRITON_VARIANTS:
-            if variant != "gemv":
-                close(minblas.gemm(a, b, variant=variant), a, b)
+            m, n, k = sizes_for(variant)
+            dirty = torch.full((96, 256), math.nan, device=DEVICE)
+            workspace = torch.full((64, 96, 256), math.nan, device=DEVICE)
+            del dirty, workspace
+            a, b = randn(m, k), randn(k, n)
+            close(minblas.gemm(a, b, variant=variant), a, b)

@@ -14,14 +14,15 @@ import torch
 import triton
 
 import minblas
-from kernel_zoo import catalog
 from minblas import errors, guards, launch_check, warm
 from minblas.cache import CACHE
 from minblas.launch_adapters import adapters
-from tests.gpu.support import DEVICE
+from tests.gpu.support import DEVICE, served, sizes_for
 from tests.processes import environment
 
-VARIANTS = [variant.name for variant in catalog.VARIANTS if variant.recipe is not None]
+VARIANTS = served()
+#: Some of all kinds: with a workspace, with counters, with barriers of their own, with more launches than one.
+SEVERAL = [name for name in VARIANTS if name not in ("tiled", "persistent", "ping_pong")]
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 _LATE = 50_000_000  # clocks that a slow producer sleeps: some 25 ms
@@ -39,8 +40,8 @@ def randn(*shape, device=DEVICE, dtype=torch.bfloat16):
 
 def pair(variant, seed=0, device=DEVICE):
     torch.manual_seed(seed)
-    m = 4 if variant == "gemv" else 96
-    return randn(m, 8192, device=device), randn(256, 8192, device=device).T
+    m, n, k = sizes_for(variant)
+    return randn(m, k, device=device), randn(n, k, device=device).T
 
 
 def warmed(variant, a, b, **keywords):
@@ -88,7 +89,7 @@ def test_the_fastest_adapter_passed_its_check(described):
 @each_variant
 def test_warm_calls_take_the_direct_route_and_give_the_plans_bits(variant):
     a, b = pair(variant)
-    out = torch.empty(a.shape[0], 256, device=DEVICE, dtype=torch.bfloat16)
+    out = torch.empty(a.shape[0], b.shape[1], device=DEVICE, dtype=torch.bfloat16)
     cold = minblas.gemm(a, b, variant=variant)
     results = [cold, *(minblas.gemm(a, b, variant=variant) for _ in range(4))]
     results += [minblas.gemm(a, b, variant=variant, out=out).clone() for _ in range(4)]
@@ -126,10 +127,10 @@ def test_another_tensor_at_an_address_that_was_seen_before(variant):
 
 @each_variant
 def test_a_call_is_captured_after_warmup_alone(variant):
-    m = 4 if variant == "gemv" else 96
-    a, b = randn(m, 8192), randn(8192, 256)
+    m, n, k = sizes_for(variant)
+    a, b = randn(m, k), randn(k, n)
     with minblas.options(variant=variant):
-        report = minblas.warmup([(m, 256, 8192)], dtype="bf16", layout="nn", device=DEVICE)
+        report = minblas.warmup([(m, n, k)], dtype="bf16", layout="nn", device=DEVICE)
         assert not report.failures
         compiled = minblas.stats().compiled
         graph = torch.cuda.CUDAGraph()
@@ -137,7 +138,7 @@ def test_a_call_is_captured_after_warmup_alone(variant):
             captured = minblas.gemm(a, b)
     for seed in range(2):
         torch.manual_seed(seed)
-        a.copy_(randn(m, 8192))
+        a.copy_(randn(m, k))
         graph.replay()
         assert right(captured, a, b)
     assert minblas.stats().compiled == compiled
@@ -190,7 +191,7 @@ torch.cuda.synchronize()
 """)
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name in ("split_k", "gemv", "tma")])
+@pytest.mark.parametrize("variant", SEVERAL)
 def test_two_graphs_that_share_a_pool_and_eager_calls_between(variant):
     """Workspaces are the graph's own: neither the other graph, nor eager calls, nor what is allocated between, disturb them."""
     first, second, third = (pair(variant, seed) for seed in range(3))
@@ -295,7 +296,7 @@ def test_operands_of_two_devices_are_refused():
 
 def test_threads_call_at_once_from_cold():
     """Each thread on a stream of its own, over the same shapes; one of them drops all plans now and then."""
-    given = {(variant, seed): pair(variant, seed) for variant in ("tiled", "split_k", "tma") for seed in range(2)}
+    given = {(variant, seed): pair(variant, seed) for variant in ("tiled", *SEVERAL) for seed in range(2)}
     expected = {key: minblas.gemm(*operands, variant=key[0]) for key, operands in given.items()}
     torch.cuda.synchronize()
     CACHE.clear()

@@ -109,7 +109,7 @@ def test_costs_worked_out_while_another_thread_works_them_out_too(monkeypatch):
 
 
 def test_a_mapping_is_read_once_and_another_is_another():
-    given, fitted = GemmProblem.of(64, 64, 64), {"tma": {"launch": 5.0}}
+    given, fitted = GemmProblem.of(2048, 2048, 2048), {"tma": {"launch": 5.0}}  # too long for a launch to begin early
     before = times_us(given, H200, PICKS[:1], fitted)[0]
     assert in_force(fitted) is in_force(fitted)
     assert times_us(given, H200, PICKS[:1], {"tma": {"launch": 7.0}})[0] == pytest.approx(before + 2.0)

@@ -32,6 +32,7 @@ H200 = Arch(
 #: One SM with room for one block: resident programs then walk over many tiles even where the problem is small.
 TINY = replace(H200, sm_count=1, threads_per_sm=256, smem_per_sm=H200.smem_per_block, registers_per_sm=16384)
 
+BORROWED_CASES = 110
 INTERPRETED = tuple(variant for variant in catalog.VARIANTS if variant.recipe is not None and variant.interpretable)
 
 
@@ -203,28 +204,49 @@ def collapsed(tile: TileConfig) -> TileConfig:
     return replace(tile, num_warps=4, num_stages=2)
 
 
+def takes(
+    variant: Variant, m: int, n: int, k: int, dtype: str, layout: str = "nn", precision: str = "", arch: Arch = H200
+) -> GemmProblem | None:
+    """The problem if the variant takes it, else, if it takes that, one whose lines start anywhere: N and K a little longer."""
+    for problem in (
+        GemmProblem.of(m, n, k, dtype, layout, precision=precision),
+        GemmProblem.of(m, n | 1, k | 1, dtype, layout, precision=precision),
+    ):
+        if variant.refusal(problem, arch) is None:
+            return problem
+    return None
+
+
+_SPREAD = ((1, 512, 1024), (512, 2, 1024), (16, 4096, 4096), (4096, 16, 4096), (96, 128, 8192), (512, 512, 512), (4096, 4096, 4096))
+
+
+def spread(variant: Variant, arch: Arch = H200) -> list[GemmProblem]:
+    """Problems of all kinds that the variant takes."""
+    found = [
+        takes(variant, *sizes, dtype, layout, precision, arch)
+        for dtype, precision in (("bf16", ""), ("fp32", "ieee"), ("fp32", "tf32"))
+        for sizes in _SPREAD
+        for layout in ("nn", "nt")
+    ]
+    return [problem for problem in found if problem is not None]
+
+
 def spaces(variant: Variant, arch: Arch = H200) -> list[TileConfig]:
     """What the variant proposes over a spread of problems, legal there, without repetition."""
     found: dict[TileConfig, None] = {}
-    for dtype, precision in (("bf16", ""), ("fp32", "ieee"), ("fp32", "tf32")):
-        for m, n, k in (
-            (1, 512, 1024),
-            (512, 2, 1024),
-            (16, 4096, 4096),
-            (4096, 16, 4096),
-            (96, 128, 8192),
-            (512, 512, 512),
-            (4096, 4096, 4096),
-        ):
-            for layout in ("nn", "nt"):
-                problem = GemmProblem.of(m, n, k, dtype, layout, precision=precision)
-                if variant.refusal(problem, arch) is None:
-                    tiles = variant.space(problem, arch)
-                    found.update(dict.fromkeys(tile for tile in tiles if variant.refusal(problem, arch, tile) is None))
+    for problem in spread(variant, arch):
+        tiles = variant.space(problem, arch)
+        found.update(dict.fromkeys(tile for tile in tiles if variant.refusal(problem, arch, tile) is None))
     return list(found)
 
 
 _SMALL = ((16, 16, 16), (32, 16, 32), (16, 32, 16), (16, 64, 32))
+
+
+def borrows(variant: Variant) -> bool:
+    """Whether the kernel that multiplies is an earlier variant's, whose knobs and epilogues are tried there."""
+    earlier = catalog.VARIANTS[: catalog.VARIANTS.index(variant)]
+    return bool(variant.kernels) and any(variant.kernels[0] in other.kernels[:1] for other in earlier)
 
 
 @lru_cache
@@ -278,9 +300,10 @@ def make_case(
 
 @lru_cache
 def covering(variant: Variant) -> Covering:
-    """Cases in which all pairs of PARAMETERS and small tiles meet, as far as the variant takes them."""
+    """Cases in which all pairs of PARAMETERS and small tiles meet, as far as the variant takes them; the best if it borrows."""
     parameters: dict[str, Sequence[object]] = dict(PARAMETERS)
     if variant.recipe is not None:
         parameters["tile"] = small_tiles(variant)
     archs = {"h200": H200, "tiny": TINY}
-    return cover(parameters, lambda row: make_case(variant, row, archs), seed=len(variant.name))  # type: ignore[arg-type]
+    limit = BORROWED_CASES if borrows(variant) else None
+    return cover(parameters, lambda row: make_case(variant, row, archs), seed=len(variant.name), limit=limit)  # type: ignore[arg-type]

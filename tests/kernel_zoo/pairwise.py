@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 Row = dict[str, Hashable]
 Pair = tuple[str, Hashable, str, Hashable]
 Made = TypeVar("Made")
+_Numbers = tuple[int, ...]  # a row by the numbers of its values, one a parameter
 
 _HOPELESS: Final = 400
 _KEPT: Final = 0.85
@@ -49,43 +50,71 @@ def cover(
         limit: keep at most that many cases, those that cover most.
     """
     rng = random.Random(seed)
+    points = [(name, value) for name, values in parameters.items() for value in values]
+    numbers = {point: i for i, point in enumerate(points)}
     names = list(parameters)
     pairs = [
-        (first, x, second, y) for first, second in combinations(names, 2) for x in parameters[first] for y in parameters[second]
+        (numbers[first, x], numbers[second, y])
+        for first, second in combinations(names, 2)
+        for x in parameters[first]
+        for y in parameters[second]
     ]
     rng.shuffle(pairs)
-    uncovered = dict.fromkeys(pairs)
-    found = Covering([], 0, set())
-    legal: list[Row] = []
-    failures: Counter[tuple[str, Hashable]] = Counter()
+    uncovered = _Uncovered([0] * len(points))
     for pair in pairs:
-        if pair not in uncovered:
+        uncovered.partners[pair[0]] |= 1 << pair[1]
+        uncovered.partners[pair[1]] |= 1 << pair[0]
+    choices = [[numbers[name, value] for value in parameters[name]] for name in names]
+    column = [i for i, values in enumerate(choices) for _ in values]
+    found = Covering([], 0, set())
+    legal: list[_Numbers] = []
+    failures: Counter[int] = Counter()
+    for pair in pairs:
+        if not uncovered.holds(pair):
             continue
-        values = ((pair[0], pair[1]), (pair[2], pair[3]))
         # A value that was never legal in many drawings is not legal at all: its other pairs are not worth as many.
-        chances = 2 if any(failures[value] > _HOPELESS for value in values) else attempts
+        chances = 2 if any(failures[value] > _HOPELESS for value in pair) else attempts
         for attempt in range(chances):
             base = rng.choice(legal) if legal and attempt % 2 else None
-            row = _fill(parameters, pair, uncovered, rng, base)
-            case = make(row)
+            row = _fill(choices, column, pair, uncovered, rng, base)
+            case = make({name: points[number][1] for name, number in zip(names, row, strict=True)})
             if case is not None:
                 found.cases.append(case)
                 legal.append(row)
-                for value in values:
+                for value in pair:
                     failures[value] = -(10**6)
-                for covered in _pairs_of(row, names):
-                    uncovered.pop(covered, None)
+                uncovered.cover(row)
                 break
             found.refused += 1
-            failures.update(values)
+            failures.update(pair)
         else:
-            found.infeasible.add(pair)
-            uncovered.pop(pair, None)
-    found.cases = [found.cases[i] for i in _essential([_pairs_of(row, names) for row in legal], limit)]
+            found.infeasible.add((*points[pair[0]], *points[pair[1]]))
+            uncovered.drop(pair)
+    chosen = _essential([list(combinations(row, 2)) for row in legal], limit)
+    found.cases = [found.cases[i] for i in chosen]
     return found
 
 
-def _essential(covered: list[list[Pair]], limit: int | None) -> list[int]:
+@dataclass
+class _Uncovered:
+    """Pairs of values not yet met: for every value's number, those of the values it still has to meet, as bits."""
+
+    partners: list[int]
+
+    def holds(self, pair: tuple[int, int]) -> bool:
+        return bool(self.partners[pair[0]] >> pair[1] & 1)
+
+    def drop(self, pair: tuple[int, int]) -> None:
+        self.partners[pair[0]] &= ~(1 << pair[1])
+        self.partners[pair[1]] &= ~(1 << pair[0])
+
+    def cover(self, row: _Numbers) -> None:
+        met = sum(1 << number for number in row)
+        for number in row:
+            self.partners[number] &= ~met
+
+
+def _essential(covered: list[list[tuple[int, int]]], limit: int | None) -> list[int]:
     """Rows that together cover what all do, the most useful first (lazy greedy set cover)."""
     left = {pair for pairs in covered for pair in pairs}
     heap = [(-len(pairs), i) for i, pairs in enumerate(covered)]
@@ -104,32 +133,26 @@ def _essential(covered: list[list[Pair]], limit: int | None) -> list[int]:
     return chosen
 
 
-def _pairs_of(row: Row, names: Sequence[str]) -> list[Pair]:
-    return [(first, row[first], second, row[second]) for first, second in combinations(names, 2)]
-
-
 def _fill(
-    parameters: Mapping[str, Sequence[Hashable]], pair: Pair, uncovered: Mapping[Pair, None], rng: random.Random, base: Row | None
-) -> Row:
+    choices: Sequence[Sequence[int]],
+    column: Sequence[int],
+    pair: tuple[int, int],
+    uncovered: _Uncovered,
+    rng: random.Random,
+    base: _Numbers | None,
+) -> _Numbers:
     """The pair, and for every other parameter the value that covers most of what is left; most of `base` where it is given."""
-    row: Row = {pair[0]: pair[1], pair[2]: pair[3]}
-    others = [name for name in parameters if name not in row]
+    row = {column[number]: number for number in pair}
+    others = [i for i in range(len(choices)) if i not in row]
     if base is not None:
-        kept = [name for name in others if rng.random() < _KEPT]
-        row.update((name, base[name]) for name in kept)
-        others = [name for name in others if name not in row]
+        kept = [i for i in others if rng.random() < _KEPT]
+        row.update((i, base[i]) for i in kept)
+        others = [i for i in others if i not in row]
     rng.shuffle(others)
-    order = {name: i for i, name in enumerate(parameters)}
-    for name in others:
-        values = list(parameters[name])
+    given = sum(1 << number for number in row.values())
+    for i in others:
+        values = list(choices[i])
         rng.shuffle(values)
-        row[name] = max(values, key=lambda value: _gain(name, value, row, order, uncovered))
-    return row
-
-
-def _gain(name: str, value: Hashable, row: Row, order: Mapping[str, int], uncovered: Mapping[Pair, None]) -> int:
-    gain = 0
-    for other, given in row.items():
-        pair = (name, value, other, given) if order[name] < order[other] else (other, given, name, value)
-        gain += pair in uncovered
-    return gain
+        row[i] = max(values, key=lambda number: (uncovered.partners[number] & given).bit_count())
+        given |= 1 << row[i]
+    return tuple(row[i] for i in range(len(choices)))

@@ -15,7 +15,7 @@ from kernel_zoo.kernels import _args
 from kernel_zoo.matrices import matrix
 from kernel_zoo.reference import make_slots, verify
 from kernel_zoo.spec import ACTIVATIONS, INT32_MAX, Epilogue, GemmProblem, KernelCall, Operand
-from tests.kernel_zoo.cases import H200, INTERPRETED, TINY, Case, bias_operand, operand, small_tiles
+from tests.kernel_zoo.cases import H200, INTERPRETED, TINY, Case, bias_operand, borrows, operand, small_tiles
 from tests.kernel_zoo.pairwise import cover
 
 each_variant = pytest.mark.parametrize("variant", INTERPRETED, ids=lambda variant: variant.name)
@@ -23,31 +23,46 @@ TILED = catalog.get("tiled")
 PLAIN = Epilogue()
 
 
-def problem_of(m, n, k, dtype="fp16", batch=1, a=None, b=None, out=None, epilogue=PLAIN, precision=""):
-    """A problem over padded, aligned operands, which every variant can take; any operand can be given instead."""
-    aligned = partial(operand, batch=batch, pad="aligned")
+def problem_of(m, n, k, dtype="fp16", batch=1, a=None, b=None, out=None, epilogue=PLAIN, precision="", pad="aligned"):
+    """A problem over padded, aligned operands, which nearly every variant can take; any operand can be given instead."""
+    aligned, read = partial(operand, batch=batch, pad="aligned"), partial(operand, batch=batch, pad=pad)
     return GemmProblem(
         batch,
         m,
         n,
         k,
-        a or aligned(dtype, m, k),
-        b or aligned(dtype, k, n),
+        a or read(dtype, m, k),
+        b or read(dtype, k, n),
         out or aligned(dtype, m, n),
         epilogue,
         precision or ("ieee" if dtype == "fp32" else ""),
     )
 
 
+def problem_for(variant, m, n, k, dtype="fp16", batch=1, precision="", **given):
+    """The problem of `problem_of`, or the nearest to it that the variant takes: lines that start anywhere, 16-bit inputs."""
+    plain = problem_of(m, n, k, dtype, batch, precision=precision, **given)
+    narrower = partial(problem_of, m, n, k, "bf16", batch, **{"out": plain.out, **given})
+    odd = problem_of(m, n, k, dtype, batch, precision=precision, pad="odd", **given)
+    nearest = (plain, odd, narrower(), narrower(pad="odd")) if dtype == "fp32" else (plain, odd)
+    return next((problem for problem in nearest if variant.refusal(problem, H200) is None), plain)
+
+
+def pad_for(variant):
+    """How the operands that the variant reads are padded: "odd" where it refuses aligned ones."""
+    return "aligned" if variant.refusal(problem_of(3, 21, 64), H200) is None else "odd"
+
+
 def tiles_for(variant, problem, arch=H200):
-    """One legal small tile for each combination of knobs and split."""
+    """One legal small tile for each combination of knobs and split; two where they are another variant's, and tried there."""
     legal = [tile for tile in small_tiles(variant) if variant.refusal(problem, arch, tile) is None]
-    return list({(tile.knobs, min(tile.split_k, 2)): tile for tile in legal}.values())
+    tiles = list({(tile.knobs, min(tile.split_k, 2)): tile for tile in legal}.values())
+    return [tiles[0], tiles[-1]] if borrows(variant) and len(tiles) > 2 else tiles
 
 
 def narrow(variant):
     """M that the variant takes: gemv wants few rows."""
-    return 3 if variant.refusal(problem_of(16, 16, 64), H200) is not None else 19
+    return 3 if variant.refusal(problem_for(variant, 16, 16, 64), H200) is not None else 19
 
 
 def right(variant, problem, alpha=1.0, beta=0.0, fill="normal", arch=H200, tiles=None, least=1):
@@ -69,7 +84,7 @@ def test_c_is_not_read_where_beta_is_0(variant):
     """Not in whole tiles and not in the tiles at the edge: C is no argument at all then."""
     for m, n in ((16, 32), (narrow(variant), 33)):
         m = min(m, narrow(variant))
-        problem = problem_of(m, n, 40)
+        problem = problem_for(variant, m, n, 40)
         for tile in tiles_for(variant, problem)[:3]:
             recipe = variant.plan(problem, tile, H200)
             assert not any(getattr(arg, "slot", None) == "C" for call in recipe.calls for arg in call.args)
@@ -105,7 +120,7 @@ def test_somebody_takes_the_call_with_nothing_to_multiply():
 @each_variant
 @pytest.mark.parametrize("k", [1, 2, 7, 8, 15])
 def test_k_shorter_than_a_block(variant, k):
-    problem = problem_of(narrow(variant), 17, k)
+    problem = problem_for(variant, narrow(variant), 17, k)
     tiles = tiles_for(variant, problem)
     if not tiles:
         assert all(tile.split_k > 1 for tile in small_tiles(variant))  # a split of nothing: refused, not wrong
@@ -118,7 +133,7 @@ def test_ones_and_twos(variant):
     for m in (1, 2):
         for n in (1, 2):
             for k in (1, 2):
-                problem = problem_of(m, n, k)
+                problem = problem_for(variant, m, n, k)
                 tried += right(variant, problem, tiles=tiles_for(variant, problem)[:2], least=0)
     assert tried > 0 or all(tile.split_k > 1 for tile in small_tiles(variant))
 
@@ -131,7 +146,7 @@ def test_dirty_gaps_do_not_reach_the_result(variant, monkeypatch):
     """Operands carved out of one buffer whose gaps are NaN, or 0: the bits of the result are the same."""
     m = narrow(variant)
     epilogue = Epilogue("x", "x", operand("fp16", m, 21, pad="odd"), bias_operand("mn", "fp16", m, 21, 1, "item"))
-    problem = problem_of(m, 21, 43, epilogue=epilogue)
+    problem = problem_for(variant, m, 21, 43, epilogue=epilogue)
     for tile in tiles_for(variant, problem):
         results = []
         for byte in (0xFF, 0x00):
@@ -149,16 +164,16 @@ def test_dirty_gaps_do_not_reach_the_result(variant, monkeypatch):
 def test_prime_sizes(variant, k):
     right(
         variant,
-        problem_of(min(13, narrow(variant)), 29, k),
-        tiles=tiles_for(variant, problem_of(min(13, narrow(variant)), 29, k))[:4],
+        problem_for(variant, min(13, narrow(variant)), 29, k),
+        tiles=tiles_for(variant, problem_for(variant, min(13, narrow(variant)), 29, k))[:4],
     )
 
 
 @each_variant
 @pytest.mark.parametrize("layout", ["n", "t"])
 def test_n_much_smaller_than_a_block(variant, layout):
-    m = 40 if variant.refusal(problem_of(40, 3, 64), H200) is None else 4
-    problem = problem_of(m, 3, 66, b=operand("fp16", 66, 3, layout=layout, pad="aligned"))
+    m = 40 if variant.refusal(problem_for(variant, 40, 3, 64), H200) is None else 4
+    problem = problem_for(variant, m, 3, 66, b=operand("fp16", 66, 3, layout=layout, pad="aligned"))
     assert right(variant, problem) > 0
 
 
@@ -166,7 +181,9 @@ def test_n_much_smaller_than_a_block(variant, layout):
 @pytest.mark.parametrize("kind", ["n", "m", "mn", "1", "bn"])
 def test_a_large_bias_is_added_exactly_once(variant, kind):
     m = narrow(variant)
-    problem = problem_of(m, 20, 130, "fp32", 2, epilogue=Epilogue(bias=bias_operand(kind, "fp32", m, 20, 2)), precision="tf32")
+    problem = problem_for(
+        variant, m, 20, 130, "fp32", 2, epilogue=Epilogue(bias=bias_operand(kind, "fp32", m, 20, 2)), precision="tf32"
+    )
     for tile in tiles_for(variant, problem, TINY):
         slots = make_slots(problem, seed=1)
         bias = slots["BIAS"]
@@ -182,7 +199,7 @@ def test_a_large_bias_is_added_exactly_once(variant, kind):
 def test_the_activation_is_of_the_whole_sum(variant, activation):
     """Halves of K that cancel: the activation of a partial sum would be far off."""
     m, k = narrow(variant), 128
-    problem = problem_of(m, 20, k, epilogue=Epilogue(activation=activation))
+    problem = problem_for(variant, m, 20, k, epilogue=Epilogue(activation=activation))
     for tile in tiles_for(variant, problem):
         slots = make_slots(problem, seed=1)
         b = matrix(slots["B"], problem.b, 1)
@@ -197,7 +214,7 @@ def test_the_activation_is_of_the_whole_sum(variant, activation):
 
 @each_variant
 def test_results_repeat_bit_for_bit(variant):
-    problem = problem_of(narrow(variant), 33, 100, "fp32", precision="tf32")
+    problem = problem_for(variant, narrow(variant), 33, 100, "fp32", precision="tf32")
     for tile in tiles_for(variant, problem):
         results = []
         for _ in range(2):
@@ -268,7 +285,7 @@ def test_a_slice_of_a_vector_is_a_fine_bias_and_a_slice_of_a_matrix_a_fine_c(var
     align = math.gcd(2 * offset, 16)
     m = narrow(variant)
     bias, c = Operand("fp16", m, 24, (0, 0, 1), align), Operand("fp16", m, 24, (0, 24, 1), align)
-    problem = problem_of(m, 24, 64, epilogue=Epilogue("1", "1", c, bias))
+    problem = problem_for(variant, m, 24, 64, epilogue=Epilogue("1", "1", c, bias))
     right(variant, problem, 1.0, 1.0, tiles=tiles_for(variant, problem)[:4])
 
 
@@ -289,7 +306,7 @@ def test_expanded_operands(variant, expanded):
             "b": operand("fp16", k, n, 3, pad="aligned", shared=True),
         }
     epilogue = Epilogue("1", "1", given.pop("c")) if name == "c" else Epilogue()
-    problem = problem_of(m, n, k, batch=3, epilogue=epilogue, **given)
+    problem = problem_for(variant, m, n, k, batch=3, epilogue=epilogue, **given)
     tiles = tiles_for(variant, problem)
     assert tiles or variant is not TILED
     right(variant, problem, 1.0, 1.0 if epilogue.c else 0.0, tiles=tiles[:3], least=0)
@@ -299,15 +316,17 @@ def test_expanded_operands(variant, expanded):
 def test_all_sizes_and_strides_distinct(variant):
     """Arguments in the wrong order cannot cancel out."""
     m, n, k = min(narrow(variant), 11), 24, 45
+    odd = pad_for(variant) == "odd"
     c = Operand("fp32", m, n, (1009, 37, 1), 4)
     bias = Operand("fp32", m, n, (1013, 41, 1), 4)
-    problem = problem_of(
+    problem = problem_for(
+        variant,
         m,
         n,
         k,
         batch=2,
-        a=Operand("fp16", m, k, (1504, 72, 1)),
-        b=Operand("fp16", k, n, (1808, 1, 56)),
+        a=Operand("fp16", m, k, (1504, 72 + odd, 1)),
+        b=Operand("fp16", k, n, (1808, 1, 56 + odd)),
         out=Operand("fp16", m, n, (2048, 96, 1)),
         epilogue=Epilogue("x", "x", c, bias),
     )
@@ -320,8 +339,12 @@ def test_all_sizes_and_strides_distinct(variant):
 def test_a_shared_matrix_is_not_walked_past_its_end(variant, shared):
     m, n, k = min(narrow(variant), 5), 24, 40
     sizes = {"a": (m, k), "b": (k, n)}
-    given = {name: operand("fp16", *size, 3, pad="aligned", shared=name == shared) for name, size in sizes.items()}
-    right(variant, problem_of(m, n, k, batch=3, **given), tiles=tiles_for(variant, problem_of(m, n, k, batch=3, **given))[:4])
+    given = {name: operand("fp16", *size, 3, pad=pad_for(variant), shared=name == shared) for name, size in sizes.items()}
+    right(
+        variant,
+        problem_for(variant, m, n, k, batch=3, **given),
+        tiles=tiles_for(variant, problem_for(variant, m, n, k, batch=3, **given))[:4],
+    )
 
 
 @each_variant
@@ -329,7 +352,7 @@ def test_out_may_be_c(variant):
     """BLAS's in-place C: every element is read before it is written, and by the one who writes it."""
     m, n = narrow(variant), 33
     c = operand("fp32", m, n, pad="aligned")
-    problem = problem_of(m, n, 70, "fp32", epilogue=Epilogue("x", "x", c), out=c, precision="tf32")
+    problem = problem_for(variant, m, n, 70, "fp32", epilogue=Epilogue("x", "x", c), out=c, precision="tf32")
     for tile in tiles_for(variant, problem):
         slots = make_slots(problem, seed=1)
         out = slots["C"].clone()
@@ -366,8 +389,9 @@ def test_offsets_past_31_bits_in_a_small_matrix(variant, name, transposed):
     """The largest reachable offset counts, not the number of elements."""
     m, n, k = 3, 4, 5
     rows, cols = {"A": (m, k), "B": (k, n), "OUT": (m, n)}[name]
-    operand_far = Operand("fp16", rows, cols, (0, 1, FAR - FAR % 8) if transposed else (0, FAR - FAR % 8, 1))
-    problem = problem_of(m, n, k, **{name.lower(): operand_far})
+    far = FAR - FAR % 8 + (pad_for(variant) == "odd")
+    operand_far = Operand("fp16", rows, cols, (0, 1, far) if transposed else (0, far, 1))
+    problem = problem_for(variant, m, n, k, **{name.lower(): operand_far})
     assert problem.needs_int64()
     tiles = tiles_for(variant, problem)
     for tile in tiles[:1]:
@@ -384,7 +408,7 @@ LIMITS = (INT32_MAX, 65535, 65535)  # CUDA's, which the interpreter does not kno
 @each_variant
 @pytest.mark.parametrize("batch", [65535, 65536, 131073])
 def test_a_large_batch_fits_the_grid_and_is_covered(variant, batch):
-    problem = problem_of(3, 16, 64, batch=batch)
+    problem = problem_for(variant, 3, 16, 64, batch=batch)
     tiles = tiles_for(variant, problem)
     assert tiles
     for tile in tiles:
@@ -407,14 +431,14 @@ def programs_cover(call: KernelCall, batch: int) -> bool:
 def test_a_batch_folded_over_two_grid_dimensions(variant, monkeypatch):
     """The same arithmetic with a limit small enough to run."""
     monkeypatch.setattr(_args, "MAX_GRID_Y", 2)
-    problem = problem_of(3, 18, 40, batch=5)
+    problem = problem_for(variant, 3, 18, 40, batch=5)
     right(variant, problem, tiles=tiles_for(variant, problem)[:2])
     right(variant, problem, tiles=tiles_for(variant, problem, TINY)[:2], arch=TINY)
 
 
 @each_variant
 def test_resident_programs_walk_over_all_tiles_in_any_number(variant):
-    problem = problem_of(narrow(variant) if variant.name == "gemv" else 40, 40, 20, batch=2)
+    problem = problem_for(variant, narrow(variant) if variant.name == "gemv" else 40, 40, 20, batch=2)
     for sms in (1, 2, 5):
         right(variant, problem, arch=replace(TINY, sm_count=sms), tiles=tiles_for(variant, problem)[-3:], least=0)
 
@@ -426,7 +450,7 @@ def test_resident_programs_walk_over_all_tiles_in_any_number(variant):
 def test_padding_does_not_turn_inf_into_nan(variant):
     """Inf in the last column of A and row of B, next to what masks fill with zeros."""
     m, n, k = min(narrow(variant), 5), 19, 33
-    problem = problem_of(m, n, k)
+    problem = problem_for(variant, m, n, k)
     for tile in tiles_for(variant, problem):
         slots = make_slots(problem, seed=1)
         matrix(slots["A"], problem.a, 1)[0, m - 1, k - 1] = math.inf
@@ -443,9 +467,9 @@ def test_nan_and_inf_go_through_the_activation(variant, activation):
     m = min(narrow(variant), 5)
     right(
         variant,
-        problem_of(m, 19, 33, epilogue=Epilogue(activation=activation)),
+        problem_for(variant, m, 19, 33, epilogue=Epilogue(activation=activation)),
         fill="special",
-        tiles=tiles_for(variant, problem_of(m, 19, 33))[:3],
+        tiles=tiles_for(variant, problem_for(variant, m, 19, 33))[:3],
     )
 
 
@@ -454,14 +478,14 @@ def test_nan_and_inf_go_through_the_activation(variant, activation):
 def test_large_values_are_summed_in_fp32_and_overflow_only_in_the_output(variant, dtype):
     m = min(narrow(variant), 5)
     for out in (dtype, "fp32"):
-        problem = problem_of(m, 19, 130, dtype, out=operand(out, m, 19, pad="aligned"))
+        problem = problem_for(variant, m, 19, 130, dtype, out=operand(out, m, 19, pad="aligned"))
         right(variant, problem, fill="large", tiles=tiles_for(variant, problem)[:3])
 
 
 @each_variant
 def test_sums_of_integers_are_exact(variant):
     m = min(narrow(variant), 5)
-    problem = problem_of(m, 24, 100, "fp32", precision="tf32")
+    problem = problem_for(variant, m, 24, 100, "fp32", precision="tf32")
     for tile in tiles_for(variant, problem):
         slots = make_slots(problem, seed=1, fill="integers")
         interpret.run(variant.plan(problem, tile, H200), slots, {"ALPHA": 1.0, "BETA": 0.0})

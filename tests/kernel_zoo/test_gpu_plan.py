@@ -16,8 +16,26 @@ def test_each_variant_has_its_cases_and_all_are_legal(variant):
         assert variant.refusal(case.problem, case.arch, case.tile) is None
         assert all(hash(job) for job in case.jobs())
     if variant.recipe is not None:
-        assert {case.tile.knobs for case in cases} == {tile.knobs for tile in planned.gpu_tiles(variant, H200)}
+        assert {case.tile for case in cases} == set(planned.gpu_tiles(variant, H200))
         assert len({case.tile for case in cases}) > 5
+
+
+def test_they_are_few_enough_for_one_run():
+    """The packaged rows' binaries, some 500, and an eighth of these once more come on top."""
+    assert len(planned.all_kernel_cases(H200)) <= 800
+
+
+@pytest.mark.parametrize("name", ["warp_specialised", "ping_pong"])
+def test_a_walk_there_and_back_turns(name):
+    cases = [case for case in planned.kernel_cases(catalog.get(name), H200) if case.tile.knob("serpentine")]
+    assert any(case.problem.m > case.tile.group_m * case.tile.block_m for case in cases)
+
+
+def test_every_variant_that_counts_has_a_case_with_many_counters():
+    cases = {case.variant.name: case for case in planned.counting_cases(H200)}
+    assert "split_k_fused" in cases
+    for case in cases.values():
+        assert case.variant.plan(case.problem, case.tile, case.arch).counters > 4
 
 
 @pytest.mark.parametrize("variant", INTERPRETED, ids=lambda variant: variant.name)

@@ -13,7 +13,7 @@ from kernel_zoo.reference import make_slots, verify
 from kernel_zoo.spec import Epilogue, GemmProblem, KernelCall, Operand, Recipe, TileConfig, View
 from kernel_zoo.triton_compat import tl, triton
 from tests.kernel_zoo import gluon_kernels
-from tests.kernel_zoo.cases import H200, INTERPRETED, Case, operand, small_tiles
+from tests.kernel_zoo.cases import H200, INTERPRETED, Case, operand, small_tiles, takes
 from tests.kernel_zoo.gluon_kernels import copying
 
 TILED = catalog.get("tiled")
@@ -39,13 +39,14 @@ def test_interpreting_and_compiling_take_turns_in_one_process(monkeypatch, tmp_p
 
 def test_every_variant_compiles_after_all_of_them_were_interpreted(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    problem = GemmProblem.of(4, 32, 64, "bf16", "nt")
-    tiles = {}
+    cases = []
     for variant in INTERPRETED:
-        tiles[variant.name] = next(t for t in small_tiles(variant) if variant.refusal(problem, H200, t) is None)
-        assert Case(variant, problem, tiles[variant.name], H200).run().ok
-    for variant in INTERPRETED:
-        for call in variant.plan(problem, tiles[variant.name], H200).calls:
+        problem = takes(variant, 4, 32, 64, "bf16", "nt")
+        tile = next(tile for tile in small_tiles(variant) if variant.refusal(problem, H200, tile) is None)
+        cases.append(Case(variant, problem, tile, H200))
+        assert cases[-1].run().ok
+    for case in cases:
+        for call in case.variant.plan(case.problem, case.tile, H200).calls:
             assert build.compile_binary(build.specialise(call), 90).asm["cubin"]
 
 

@@ -15,6 +15,9 @@ def test_what_is_compiled_the_same_has_one_key():
     assert binary_class(PROBLEM) == binary_class(GemmProblem.of(128, 4096, 64, "fp16", "nt", batch=3)) == "16bit nt 16"
     assert tile_key(PROBLEM, TILE) == "128x256x64 w8 s3 flatten1 persistent1"
     assert tile_key(PROBLEM, replace(TILE, group_m=1, split_k=4)) == tile_key(PROBLEM, TILE)
+    there_and_back = replace(TILE, knobs=(*TILE.knobs, ("serpentine", 1)))
+    assert tile_key(PROBLEM, there_and_back) == tile_key(PROBLEM, TILE)
+    assert tile_key(PROBLEM, replace(TILE, knobs=(("serpentine", 1),))) == tile_key(PROBLEM, replace(TILE, knobs=()))
 
 
 def test_what_is_compiled_otherwise_has_another():

@@ -12,8 +12,7 @@ from kernel_zoo.kernels.repack import VARIANT
 from kernel_zoo.matrices import matrix
 from kernel_zoo.reference import make_slots, verify
 from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, Operand, TileConfig, View
-from tests.kernel_zoo.cases import DEPTHS, H200, PARAMETERS, TINY, Case, make_case, operand
-from tests.kernel_zoo.pairwise import cover
+from tests.kernel_zoo.cases import DEPTHS, H200, PARAMETERS, Case, covering, operand
 
 PLAIN = Epilogue()
 SMALL = TileConfig(16, 16, 16, num_stages=2)
@@ -44,41 +43,24 @@ def expanded(dtype, rows, cols, strides):
     return Operand(dtype, rows, cols, (0, *strides))
 
 
-def covering():
-    parameters = {**PARAMETERS, "dtype": ("fp16", "bf16"), "tile": TILES}
-    return cover(parameters, lambda row: make_case(VARIANT, row, {"h200": H200, "tiny": TINY}), seed=6)
-
-
-CASES = covering().cases
-
-
-@pytest.mark.parametrize("i", range(len(CASES)))
-def test_layouts_strides_batches_epilogues_and_tiles_in_pairs(i):
-    verdict = CASES[i].run(seed=i)
-    assert verdict.ok, f"{verdict.message}\n{CASES[i].describe()}"
-
-
-def test_the_pairs_cover_what_there_is():
-    assert len(CASES) > 100
-    copied = {tuple(repack.needs_copy(x, case.problem.operands[x], case.arch) for x in "AB") for case in CASES}
+def test_the_pairs_of_test_kernels_cover_what_there_is_to_copy():
+    cases = covering(VARIANT).cases
+    copied = {tuple(repack.needs_copy(x, case.problem.operands[x], case.arch) for x in "AB") for case in cases}
     assert copied == {(True, False), (False, True), (True, True)}
-    assert {case.problem.layout for case in CASES} == {a + b for a in LAYOUTS for b in LAYOUTS}
-    assert {case.tile for case in CASES} == set(TILES)
-    assert len(DEPTHS) - 1 <= len({case.problem.k for case in CASES})
+    assert {case.problem.layout for case in cases} == {a + b for a in LAYOUTS for b in LAYOUTS}
+    assert len(DEPTHS) - 1 <= len({case.problem.k for case in cases})
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("size", range(1, 71))
-def test_lines_of_every_length(size, dtype):
+@pytest.mark.parametrize("size", [*range(1, 19), *range(31, 35), *range(62, 68), 70])
+def test_lines_of_every_length(size):
     """An odd leading dimension, so that consecutive lines start at every place within 16 bytes."""
-    other = 71 - size
+    other, dtype = 71 - size, ("fp16", "bf16")[size % 2]
     a = operand(dtype, other, size, pad="odd", align="item", layout="nt"[size % 2])
     b = operand(dtype, size, 7, pad="odd", align="item", layout="tn"[size // 2 % 2])
     check(problem_of(a, b), seed=size)
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize(("m", "n", "k"), [(5, 300, 17), (70, 9, 513), (17, 4, 259)])
+@pytest.mark.parametrize(("dtype", "m", "n", "k"), [("bf16", 5, 300, 17), ("fp16", 70, 9, 513)])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt", "sn", "ns", "ss"])
 def test_several_blocks_either_way(dtype, m, n, k, layout):
     a = operand(dtype, m, k, layout=layout[0], pad="odd", align="item")
@@ -104,7 +86,7 @@ def test_every_start_within_16_bytes(offset, leading):
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["bf16"])
 @pytest.mark.parametrize("strides", [(0, 1), (1, 0), (0, 0), (2, 0), (0, 3), (2, 5), (100, 3)])
 def test_expanded_and_strided_operands(dtype, strides):
     check(problem_of(expanded(dtype, 18, 33, strides), operand(dtype, 33, 17, pad="odd")), TILES[1])

@@ -20,7 +20,6 @@ SPLIT_K = catalog.get("split_k")
 SMALL = TileConfig(16, 16, 16, split_k=3, num_stages=2)
 SWAPPED = replace(SMALL, group_m=1, knobs=(("swap", 1),))
 PLAIN = Epilogue()
-LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
 def padded(m, n, k, layout, dtype="bf16", out_layout="n", out_dtype=None, epilogue=PLAIN, batch=1, shared=False):
@@ -57,23 +56,35 @@ def shuffle_programs(monkeypatch, seed):
     return visited
 
 
-@pytest.mark.parametrize(("tile", "out_layout"), [(SMALL, "n"), (SWAPPED, "n"), (SWAPPED, "t"), (SMALL, "s")])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "out_layout", "tile"),
+    [
+        ("nn", "n", SMALL),
+        ("nt", "s", SMALL),
+        ("tn", "t", SMALL),
+        ("tt", "n", SMALL),
+        ("nn", "t", SWAPPED),
+        ("nt", "n", SWAPPED),
+        ("tn", "n", SWAPPED),
+        ("tt", "s", SWAPPED),
+    ],
+)
 def test_every_layout_with_tails_on_every_side(layout, out_layout, tile):
     case = Case(VARIANT, padded(19, 37, 71, layout, out_layout=out_layout), tile, H200)
     verdict = case.run(seed=2)
     assert verdict.ok, f"{verdict.message}\n{case.describe()}"
 
 
-@pytest.mark.parametrize("tile", [SMALL, SWAPPED], ids=["straight", "swap"])
 @pytest.mark.parametrize(
-    ("bias", "activation", "out_dtype", "dtype"),
+    ("tile", "bias", "activation", "out_dtype", "dtype"),
     [
-        ("n", "gelu", "fp32", "bf16"),
-        ("m", "relu", "bf16", "fp16"),
-        ("mn", "silu", "fp16", "bf16"),
-        ("none", "leaky_relu", "bf16", "bf16"),
-        ("1", "gelu_tanh", "fp16", "fp16"),
+        (SMALL, "n", "gelu", "fp32", "bf16"),
+        (SWAPPED, "n", "silu", "fp16", "bf16"),
+        (SMALL, "m", "relu", "bf16", "fp16"),
+        (SWAPPED, "m", "gelu", "fp32", "bf16"),
+        (SMALL, "mn", "silu", "fp16", "bf16"),
+        (SWAPPED, "none", "leaky_relu", "bf16", "bf16"),
+        (SWAPPED, "1", "gelu_tanh", "fp16", "fp16"),
     ],
 )
 def test_the_whole_epilogue_is_applied_once(bias, activation, out_dtype, dtype, tile):
@@ -92,20 +103,18 @@ def test_infinities_and_nans_come_through(fill):
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize(("k", "split"), [(32, 2), (71, 2), (71, 4), (71, 5), (16 * 16, 16), (16 * 17 - 3, 16), (16 * 11, 10)])
+@pytest.mark.parametrize(("k", "split"), [(32, 2), (71, 2), (71, 4), (71, 5), (16 * 17 - 3, 16), (16 * 11, 10)])
 def test_split_counts_need_not_divide_the_k_blocks(k, split):
     problem, tile = padded(17, 18, k, "nt"), replace(SMALL, split_k=split)
     assert torch.equal(result(problem, tile), result(problem, replace(tile, knobs=(("tma", 1),)), SPLIT_K))
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("tile", [SMALL, SWAPPED], ids=["straight", "swap"])
+@pytest.mark.parametrize(("tile", "shared"), [(SMALL, False), (SWAPPED, True)], ids=["straight", "swap"])
 def test_a_batch_has_its_own_tiles(tile, shared):
     result(padded(18, 35, 50, "nt", batch=3, shared=shared), tile)
 
 
-@pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "swap"), [("nn", True), ("nt", False), ("tn", False), ("tt", True)])
 def test_its_bits_are_those_of_split_k(layout, swap):
     """The two share names of reductions, and equal names promise equal bits."""
     problem = padded(21, 33, 150, layout, out_dtype="fp32")
@@ -127,7 +136,7 @@ def test_tiles_summed_in_several_pieces_are_whole(with_c, rows):
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_bits_do_not_depend_on_who_comes_last(monkeypatch, seed):
     problem, tile = padded(19, 37, 150, "nt", out_dtype="fp32"), replace(SMALL, split_k=5)
     expected = result(problem, tile)
