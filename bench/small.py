@@ -74,6 +74,8 @@ def cases() -> list[Case]:
         Case(of(320, 256, 128, "bf16", "nt"), "persistent"),
         Case(of(256, 192, 128, "bf16", "nt"), "tma"),
         Case(of(90, 70, 300, "fp16", "nn", epilogue=_epilogue(90, 70, "fp16", bias=True, activation="relu")), "split_k"),
+        Case(of(48, 64, 1024, "bf16", "nt"), "split_k_fused"),
+        Case(of(90, 71, 61, "bf16", "nt"), "repack"),
         Case(of(3, 200, 500, "bf16", "tn"), "gemv"),
         Case(of(70, 130, 90, "bf16", "tt"), "tiled"),
     ]

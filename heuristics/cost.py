@@ -25,13 +25,14 @@ from kernel_zoo.spec import Arch, Estimate, GemmProblem, TileConfig
 _ROOF_EXPONENT: Final = 8.0  # joins the SMs' time and device memory's: both at once cost a little more than the longer
 _STARTED: Final = 0.2  # of a launch, where it begins early
 _REREAD: Final = 0.25  # of what is asked of device memory again; most is still there
-_PARTS: Final = ("main loop", "fill and store", "device memory", "reduction", "copy")
+_PARTS: Final = ("launch", "main loop", "fill and store", "device memory", "reduction", "copy")
 
 
 class Costs(NamedTuple):
-    """Microseconds, an element per candidate: the whole, and what it is made of beside the launch."""
+    """Microseconds, an element per candidate: the whole, and what it is made of."""
 
     total: Array
+    launch: Array
     main: Array
     ends: Array
     memory: Array
@@ -79,9 +80,9 @@ class Scorer:
         """Times and what they are made of."""
         found = self.costs([PAIRS.numbers(variant, (tile,))[0] for variant, tile in picks])
         rows = zip(*(column.tolist() for column in found), strict=True)
-        return [self._named(variant, tile, *row) for (variant, tile), row in zip(picks, rows, strict=True)]
+        return [self._named(tile, *row) for (_, tile), row in zip(picks, rows, strict=True)]
 
-    def _named(self, variant: str, tile: TileConfig | None, total: float, *parts: float) -> Estimate:
+    def _named(self, tile: TileConfig | None, total: float, *parts: float) -> Estimate:
         if self._empty:
             return Estimate(0.0)
         if tile is None:
@@ -89,7 +90,7 @@ class Scorer:
         made = dict(zip(_PARTS, parts, strict=True))
         if not made["copy"]:
             del made["copy"]
-        return Estimate(total, {"launch": self._kernels[variant].launch, **made})
+        return Estimate(total, made)
 
 
 def times_us(
@@ -133,7 +134,7 @@ def _by_kind(setting: Setting, rows: Rows, sizes: Sizes, library: Callable[[], S
     where = (kinds == OPAQUE).nonzero()[0]
     if len(where):
         product, none = _part(library(), where), np.zeros(len(where))
-        yield where, Costs(NET_LAUNCH_US + product + none, product + none, none, none, none, none)
+        yield where, Costs(NET_LAUNCH_US + product + none, NET_LAUNCH_US + none, product + none, none, none, none, none)
 
 
 def _tiles_of(setting: Setting, rows: Rows, sizes: Sizes) -> Costs:
@@ -188,8 +189,9 @@ def _tiles(s: Setting, t: TileCosts, sizes: Sizes) -> Costs:
     if t.visit.any():
         reduction = np.where(t.visit > 0, last_arriver_us(s, sizes, t, tiles_m * tiles_n), reduction)
     copy = copy_us(sizes, t)
-    total = (_launch_us(s, sizes, t.launch, t.early) + join(main, memory, _ROOF_EXPONENT) + ends + reduction + copy) * t.factor
-    return Costs(total, main, ends, memory, reduction, copy)
+    launch = _launch_us(s, sizes, t.launch, t.early)
+    total = (launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction + copy) * t.factor
+    return Costs(total, launch, main, ends, memory, reduction, copy)
 
 
 def _launch_us(s: Setting, sizes: Sizes, launch: Size, early: Array) -> Size:
@@ -245,8 +247,9 @@ def _gemv(s: Setting, t: StreamCosts, sizes: Sizes, narrow_m: bool) -> Costs:
     memory_rate, partial_rate = s.rates(c)
     memory = t.waste * (sizes.least_bytes / memory_rate)
     reduction = second_launch_us(s, sizes, t.split_k, c.second + c.store, memory_rate, partial_rate)
-    total = (_launch_us(s, sizes, c.launch, t.early) + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
-    return Costs(total, main, ends, memory, reduction, np.zeros_like(total))
+    launch = _launch_us(s, sizes, c.launch, t.early)
+    total = (launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
+    return Costs(total, launch, main, ends, memory, reduction, np.zeros_like(total))
 
 
 __all__ = ["Costs", "Fitted", "Scorer", "Sizes", "costs", "times_us", "totals"]

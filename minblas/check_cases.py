@@ -23,7 +23,8 @@ from minblas.buffers import scalars
 Fill = Literal["normal", "integers", "special", "large"]
 
 LAYOUTS: Final = ("nn", "nt", "tn", "tt", "sn", "ns")
-FORMS: Final = ("any", "deep", "row", "column")  # what special kernels are made for: a long K, a few rows, a few columns
+FORMS: Final = ("any", "deep", "deeper", "row", "column")  # what special kernels are made for: a long K, a few rows, a few columns
+_DEPTHS: Final = {"deep": 256, "deeper": 1024}
 _NOMINAL: Final = (64, 64, 32)
 TYPES: Final = tuple((dtype, "") for dtype in ITEMSIZE if dtype != "fp32") + tuple(
     ("fp32", precision) for precision in FP32_PRECISIONS
@@ -90,8 +91,8 @@ class _Maker:
 
     def _formed(self, m: int, n: int, k: int) -> tuple[int, int, int]:
         """Sizes brought into the form that the variant takes, with the same tails."""
-        if self.form == "deep" and k:
-            return m, n, k + 256
+        if self.form in _DEPTHS and k:
+            return m, n, k + _DEPTHS[self.form]
         return (1 + (m - 1) % 4 if self.form == "row" else m), (1 + (n - 1) % 4 if self.form == "column" else n), k
 
 

@@ -108,9 +108,9 @@ def pointer_constants(call: GemmCall, tile: TileConfig) -> dict[str, Any]:
 def is_dependent(call: GemmCall, longest_us: float = SHORT_US) -> bool:
     """Whether a launch is worth starting while the one before it on the stream ends: those whose roof is at most `longest_us`.
 
-    It takes away about a microsecond. But programs that start early go to whatever SM is free by then, not evenly over all, and where
-    they live long that costs more: measured on an H200 over 1,400 pairs of shape and tile, 1.1 to 1.3 times as fast under a roof of
-    2 us, 0.95 beyond 15 us.
+    It takes away about a microsecond. But programs that start early go to whatever SM is free by then, not evenly over all, and
+    where they live long that costs more: on an H200 1.1 to 1.3 times as fast under a roof of 2 us, 0.97 beyond 10 us
+    (docs/kernels.md).
     """
     if call.arch.cc < DEPENDENT_CC:
         return False

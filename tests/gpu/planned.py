@@ -56,7 +56,9 @@ def kernel_cases(variant: Variant, arch: Arch) -> tuple[Case, ...]:
         seed=len(variant.name),
         attempts=12,
     )
-    first_of_a_tile = {case.tile: case for case in reversed(found.cases)}
+    # A walk there and back turns in tall results only.
+    last = sorted(found.cases, key=lambda case: case.problem.m if case.tile and case.tile.knob("serpentine") else 0)
+    first_of_a_tile = {case.tile: case for case in last}
     rare = [tile for tile in parameters.get("tile", ()) if tile not in first_of_a_tile]  # type: ignore[attr-defined]
     ordered = sorted(found.cases, key=lambda case: first_of_a_tile[case.tile] is not case)
     return (*(_plain(variant, tile, arch) for tile in rare), *ordered[: CASES_PER_VARIANT - len(rare)])
@@ -74,17 +76,19 @@ def all_kernel_cases(arch: Arch) -> list[Case]:
 
 
 def counting_cases(arch: Arch) -> list[Case]:
-    """For every variant whose launches count programs in, the case with the most counters."""
-    found = []
-    for variant in catalog.VARIANTS:
-        counters = {
-            case: variant.plan(case.problem, case.tile, case.arch).counters
-            for case in kernel_cases(variant, arch)
-            if case.tile is not None and (case.problem.batch == 1 or case.problem.out.strides[0])
-        }
-        if any(counters.values()):
-            found.append(max(counters, key=lambda case: counters[case]))
-    return found
+    """The cases of every variant whose launches count programs in."""
+    found = [counting_case(variant, arch) for variant in catalog.VARIANTS]
+    return [case for case in found if case is not None]
+
+
+def counting_case(variant: Variant, arch: Arch) -> Case | None:
+    """A variant's case with the most counters, if any has some."""
+    counters = {
+        case: variant.plan(case.problem, case.tile, case.arch).counters
+        for case in kernel_cases(variant, arch)
+        if case.tile is not None and (case.problem.batch == 1 or case.problem.out.strides[0])
+    }
+    return max(counters, key=lambda case: counters[case]) if any(counters.values()) else None
 
 
 def shape_problems() -> list[GemmProblem]:

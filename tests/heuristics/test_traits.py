@@ -42,8 +42,8 @@ def parts(problem, name, tile, fitted=None):
 
 
 def test_a_tile_adds_to_what_its_variant_is():
-    assert traits_of("tma") == Traits(tma=True)
-    assert traits_of("tma", replace(LARGE, knobs=(("persistent", 1),))) == Traits(tma=True, resident=True)
+    assert traits_of("tma") == Traits(tma=True, early_us=2.5)
+    assert traits_of("tma", replace(LARGE, knobs=(("persistent", 1),))) == Traits(tma=True, resident=True, early_us=2.5)
     assert traits_of("split_k", replace(SMALL, knobs=(("tma", 1),))).tma
     assert traits_of("me.mine", LARGE) == Traits()
     assert not traits_of("tma").sole

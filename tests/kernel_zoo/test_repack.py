@@ -204,9 +204,9 @@ def test_splits_are_refused_by_the_tile():
 def test_the_space_is_small_and_mostly_legal(m, n, k):
     problem = GemmProblem.of(m, n, k)
     tiles = VARIANT.space(problem, H200)
-    assert len(set(tiles)) == len(tiles) <= 12
+    assert len(set(tiles)) == len(tiles) <= 8
     legal = [tile for tile in tiles if VARIANT.refusal(problem, H200, tile) is None]
-    assert len(legal) >= 10
+    assert len(legal) >= 5
     assert any((tile.block_m, tile.block_n) == (128, 256) for tile in legal)
 
 

@@ -45,11 +45,13 @@ class FakeBinary:
         assert stream == STREAM
         assert all(isinstance(size, int) and size > 0 for size in (x, y, z))
         assert len(arguments) == len(self.spec.kernel.arg_names)
+        names = self.spec.kernel.arg_names
         constants = dict(self.spec.constants)
         slots: dict[str, torch.Tensor] = {}
         positional = []
         for i, (kind, value) in enumerate(zip(self.spec.signature, arguments, strict=True)):
-            positional.append(self._check(kind, value, self.spec.divisors[i], constants.get(i), slots))
+            checked = self._check(kind, value, self.spec.divisors[i], constants.get(i), slots)
+            positional.append(False if names[i] == "DEPENDENT" else checked)  # launches run one after another here
         self.launches.append((x, y, z))
         if enter is not None:
             enter(metadata)

@@ -19,7 +19,7 @@ import triton
 from heuristics.archs import ARCHS
 from kernel_zoo import build, catalog
 from kernel_zoo.reference import make_slots
-from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, KernelCall, Operand, TileConfig
+from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, KernelCall, Operand, Recipe, TileConfig
 from minblas.launch_adapters import DirectLaunch, adapters
 from minblas.launch_arguments import as_triton_takes_them, constants_of, values_of
 from minblas.launch_cuda import TritonLaunch
@@ -42,7 +42,8 @@ def problem_for(m: int, n: int, k: int, layout: str = "nt", batch: int = 1, dtyp
 def cases() -> list[tuple[str, GemmProblem, str]]:
     """(name, problem, variant): every variant with a recipe, and the shapes that change what is passed."""
     named = [variant.name for variant in catalog.VARIANTS if variant.recipe is not None]
-    found = [(name, problem_for(4 if name == "gemv" else 96, 256, 8192), name) for name in named]
+    sizes = {"gemv": (4, 256, 8192), "repack": (96, 255, 8191)}
+    found = [(name, problem_for(*sizes.get(name, (96, 256, 8192))), name) for name in named]
     return [
         *found,
         ("tiled, all strides", problem_for(33, 18, 40, "tt", batch=3, dtype="fp32"), "tiled"),
@@ -51,13 +52,12 @@ def cases() -> list[tuple[str, GemmProblem, str]]:
     ]
 
 
-def calls_of(problem: GemmProblem, name: str) -> tuple[tuple[KernelCall, ...], int]:
-    """The launches of the variant's first legal tile of moderate size, and the workspace they take."""
+def recipe_of(problem: GemmProblem, name: str) -> Recipe:
+    """The launches of the variant's first legal tile of moderate size, with the workspace and counters they take."""
     variant = catalog.get(name)
     tiles = (tile for tile in variant.space(problem, H200) if tile.block_m * tile.block_n <= 64 * 32 * tile.num_warps)
     tile = next(tile for tile in tiles if variant.refusal(problem, H200, tile) is None)
-    recipe = variant.plan(problem, tile, H200)
-    return recipe.calls, recipe.workspace_bytes
+    return variant.plan(problem, tile, H200)
 
 
 def loaded(stub: Stub, call: KernelCall, changes: dict[str, Any]) -> tuple[Any, int]:
@@ -90,7 +90,15 @@ def compare(stub: Stub, name: str, call: KernelCall, slots: dict[str, torch.Tens
         encodings[adapter.__name__] = stub.encodings.value - before
         arrived[f"{adapter.__name__}, hooked"] = stub.launches_of(lambda launch=launch: hooked(launch, slots))
     descriptors = sum(isinstance(arg, Descriptor) for arg in call.args)
-    return {"case": name, "parameters": parameters, "descriptors": descriptors, "encodings": encodings, "arrived": arrived}
+    dependent = bool(changes.get("launch_pdl", call.dependent))
+    return {
+        "case": name,
+        "parameters": parameters,
+        "descriptors": descriptors,
+        "dependent": dependent,
+        "encodings": encodings,
+        "arrived": arrived,
+    }
 
 
 def hooked(launch: DirectLaunch, slots: dict[str, torch.Tensor]) -> None:
@@ -106,10 +114,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         stub = Stub(Path(folder))
         for name, problem, variant in cases():
-            calls, workspace = calls_of(problem, variant)
+            recipe = recipe_of(problem, variant)
             slots = dict(make_slots(problem, torch.device("cpu"), 1))
-            slots["WS"] = torch.empty(workspace, dtype=torch.uint8)
-            for i, call in enumerate(calls):
+            slots["WS"] = torch.empty(recipe.workspace_bytes, dtype=torch.uint8)
+            slots["COUNTERS"] = torch.zeros(recipe.counters, dtype=torch.int32)
+            for i, call in enumerate(recipe.calls):
                 print(json.dumps(compare(stub, f"{name}, launch {i}", call, slots)))
                 if i == 0 and name in ("tiled", "tma"):
                     print(json.dumps(compare(stub, f"{name}, dependent launch", call, slots, launch_pdl=True)))
@@ -135,7 +144,7 @@ def particular() -> list[tuple[str, KernelCall, dict[str, torch.Tensor]]]:
 
 def failing(stub: Stub) -> dict[str, Any]:
     """What a driver's error becomes, by adapter."""
-    calls, _ = calls_of(problem_for(96, 256, 8192), "tiled")
+    calls = recipe_of(problem_for(96, 256, 8192), "tiled").calls
     binary, _ = loaded(stub, calls[0], {})
     said = {}
     stub.failure.value = 1
@@ -150,7 +159,7 @@ def failing(stub: Stub) -> dict[str, Any]:
 
 def without_context(stub: Stub) -> dict[str, Any]:
     """A launch from a thread that has not used a GPU yet, of a kernel on device 5."""
-    calls, _ = calls_of(problem_for(96, 256, 8192), "tiled")
+    calls = recipe_of(problem_for(96, 256, 8192), "tiled").calls
     binary, _ = loaded(stub, calls[0], {})
     launch = NativeLaunch(calls[0], binary, 5).launch
     stub.context.value = 0

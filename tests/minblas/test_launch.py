@@ -141,14 +141,16 @@ def test_tritons_own_launch(gpu, monkeypatch):
 
     def fake_kernel(kernel):
         def launcher(grid):
-            def run(*arguments, num_warps, num_stages, **constants):
+            def run(*arguments, num_warps, num_stages, launch_pdl=False, **constants):
+                assert launch_pdl is constants.get("DEPENDENT", False)
                 launched.append((kernel.__name__, grid, num_warps, num_stages))
                 for value in arguments:
                     if hasattr(value, "block_shape"):
                         assert isinstance(value, TensorDescriptor)
                         assert isinstance(value.base, torch.Tensor)
                 with interpret.LOCK, interpret._interpreted_helpers():
-                    InterpretedFunction(kernel.fn)[grid](*arguments, **constants)
+                    early = {"DEPENDENT": False} if "DEPENDENT" in constants else {}  # launches run one after another here
+                    InterpretedFunction(kernel.fn)[grid](*arguments, **constants | early)
 
             return run
 
