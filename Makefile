@@ -16,7 +16,7 @@ READY36 := $(VENV36)/.ready
 
 help:
 	@echo 'make bench      size sweep against torch.matmul (no GPU: checks every result on the CPU)  ARGS="..." is passed on'
-	@echo 'make test       the CPU test suite; 4 to 7 minutes on 2 cores'
+	@echo 'make test       the CPU test suite; about 15 minutes on 2 cores'
 	@echo 'make check      linters, type checker, floors, compile gate on both supported Triton versions'
 	@echo 'make light      explain and verify with neither torch nor triton installed'
 	@echo 'make gpu-test   the GPU test suite with the torch that is installed (no venv)'

@@ -3,7 +3,7 @@
 Copying and multiplying are programs of their own: the producer gives its registers to the consumers and does nothing but ask the
 copy engine for blocks, so that a consumer can hold an accumulator of 200 registers and starts products back to back (the division
 of labour of CUTLASS's cooperative kernels). Tiles whose width is no power of two are put together from two accumulators side by
-side, each with its own blocks of B: they read fewer bytes for a product, and cut sizes such as 5120 into fuller waves. Knob:
+side, each with its own blocks of B: they read fewer bytes for a product, and cut sizes such as 1536 into fuller waves. Knob:
 serpentine (every second band of group_m tile rows is walked back).
 
 A tile's num_warps counts the consumers' warps; the producer's warp, and those that only fill its group of four, are not in it.
