@@ -15,7 +15,8 @@ from tests.heuristics.fakes import H200
 
 COUNT = 200
 #: Medians in units of `unit()`, about 85 us on the server core on which the choice is to take 200 us at most; seen there:
-#: 0.3, 2.1 and 1.8 with five families. With nine, on a slower core (a unit of 230 us): 0.4, 4.4 and 4.0. A loaded machine slows both.
+#: 0.3, 2.1 and 1.8 with five families. With nine, on a slower core (a unit of 230 us): 0.4, 4.4 and 4.0.
+#: A loaded machine slows both.
 LIMITS = {"exact": 1.0, "nearest": 6.5, "model": 6.0}
 
 
