@@ -20,12 +20,14 @@ from minblas.errors import MinblasError, NoVariantError, VariantError
 from minblas.journal import Journal, identity, problem_to_dict
 from minblas.tune_report import row_of
 from minblas.tune_shape import DeviceLostError
+from minblas.tune_starts import other_starts
 from minblas.tune_task import Runner, Task
 from minblas.tune_trial import TORCH, Pick, ShapeResult
 
 InForce = Callable[[GemmProblem], Any]
 Planned = tuple[GemmProblem, list[Pick]]
 
+_BOTH_STARTS: Final = 3  # candidates that are tried as dependent launches and as others
 _MOST_FAULTS: Final = 6  # of one shape; after that something else is wrong than its candidates
 
 
@@ -83,9 +85,11 @@ class Session:
             yield waiting.pop(index)
 
     def picks(self, problem: GemmProblem) -> list[Pick]:
-        """The candidates, the pick in force first."""
+        """The candidates, the pick in force first; the most promising with both starts."""
         first = self._pick_in_force(problem)
-        return candidates(problem, self._arch, self._challengers, self._top_k, first, self._per_variant)
+        picks = candidates(problem, self._arch, self._challengers, self._top_k, first, self._per_variant)
+        more = other_starts(problem, self._arch, picks[:_BOTH_STARTS], self._allowed)
+        return [*picks, *(pick for pick in more if pick not in picks)]
 
     def run(self, problem: GemmProblem, picks: Sequence[Pick], runner: Runner) -> dict[str, Any]:
         """Tune one shape and write its row.

@@ -105,19 +105,25 @@ def pointer_constants(call: GemmCall, tile: TileConfig) -> dict[str, Any]:
     }
 
 
-def is_dependent(call: GemmCall, longest_us: float = SHORT_US) -> bool:
-    """Whether a launch is worth starting while the one before it on the stream ends: those whose roof is at most `longest_us`.
+def is_dependent(call: GemmCall, tile: TileConfig, longest_us: float = SHORT_US) -> bool:
+    """Whether a launch may start while the one before it on the stream ends: as the tile says, else where the roof is short.
 
     It takes away about a microsecond. But programs that start early go to whatever SM is free by then, not evenly over all, and
     where they live long that costs more: on an H200 1.1 to 1.3 times as fast under a roof of 2 us, 0.97 beyond 10 us
-    (docs/kernels.md).
+    (docs/kernels.md). Between them it is the shape's own affair, which is what the knob is for.
     """
     if call.arch.cc < DEPENDENT_CC:
         return False
+    early = tile.knob("early", -1)
+    return bool(early) if early >= 0 else roof_us(call) <= longest_us
+
+
+def roof_us(call: GemmCall) -> float:
+    """Microseconds below which the device's rates do not let a product fall."""
     item = call.a.operand.itemsize
     moved = call.batch * (item * call.k * (call.m + call.n) + call.out.operand.itemsize * call.m * call.n)
     products_us = 2 * call.batch * call.m * call.n * call.k / (call.arch.tflops["bf16"] * 1e6)
-    return max(products_us * item / 2, moved / (call.arch.bandwidth_gbps * 1e3)) <= longest_us
+    return max(products_us * item / 2, moved / (call.arch.bandwidth_gbps * 1e3))
 
 
 def batch_grid(batch: int) -> tuple[int, int]:

@@ -50,9 +50,11 @@ def grouped_tile(index, tiles_m, tiles_n, group_m):
 
 @gluon.jit
 def tile_corner(index, M, N, group_m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """The first row and column of the index-th tile."""
-    tile_m, tile_n = grouped_tile(index, gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N), group_m)
-    return tile_m * BLOCK_M, tile_n * BLOCK_N
+    """The index-th tile's matrix in the batch, and its first row and column there. One matrix after the other."""
+    tiles_m = gl.cdiv(M, BLOCK_M)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    tile_m, tile_n = grouped_tile(index % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+    return index // (tiles_m * tiles_n), tile_m * BLOCK_M, tile_n * BLOCK_N
 
 
 @gluon.jit
@@ -71,40 +73,45 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def staging_buffers(OUT, COUNT: gl.constexpr, COLS: gl.constexpr, OUT_TMA: gl.constexpr):
+def staging_buffers(OUT, COUNT: gl.constexpr, COLS: gl.constexpr, OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr):
     """Shared memory for pieces of the result, of 64 rows and COLS columns, laid as OUT's descriptor reads them."""
     dtype: gl.constexpr = OUT.dtype if OUT_TMA else OUT.dtype.element_ty
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, COLS], dtype)
-    return gl.allocate_shared_memory(dtype, [COUNT, 64, COLS], layout)
+    shape: gl.constexpr = [COLS, 64] if OUT_TRANSPOSED else [64, COLS]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(shape, dtype)
+    return gl.allocate_shared_memory(dtype, [COUNT, shape[0], shape[1]], layout)
 
 
 @gluon.jit
-def fetch(desc, row, col, bar, slot, TRANSPOSED: gl.constexpr):
-    """Ask for the block at (row, col) of a matrix; TRANSPOSED: it is stored (cols, rows). What lies outside arrives as 0."""
+def fetch(desc, row, col, first_line, bar, slot, TRANSPOSED: gl.constexpr):
+    """Ask for the block at (row, col) of the matrix whose lines begin at the descriptor's line `first_line`.
+
+    TRANSPOSED: it is stored (cols, rows). What lies outside the descriptor arrives as 0.
+    """
     if TRANSPOSED:
-        hopper.tma.async_copy_global_to_shared(desc, [col, row], bar, slot)
+        hopper.tma.async_copy_global_to_shared(desc, [col + first_line, row], bar, slot)
     else:
-        hopper.tma.async_copy_global_to_shared(desc, [row, col], bar, slot)
+        hopper.tma.async_copy_global_to_shared(desc, [row + first_line, col], bar, slot)
 
 
 @gluon.jit
 def produce(
-    A, B, B_REST, a_ring, b_ring, rest_ring, full, empty, M, N, K, group_m,
+    A, B, B_REST, a_ring, b_ring, rest_ring, full, empty, batch, M, N, K, group_m, a_lines, b_lines,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
     FIRST_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
     """The producer: all blocks of all of the program's tiles in the order in which they are consumed.
 
-    A's rows come in PARTS boxes, B's columns in one of FIRST_N and, where there is B_REST, one of the rest. Every copy that was
-    asked for is waited for by a consumer, so the producer may end with copies under way.
+    A batch's matrices lie a_lines and b_lines lines apart under one descriptor. A's rows come in PARTS boxes, B's columns in one of
+    FIRST_N and, where there is B_REST, one of the rest. Every copy that was asked for is waited for by a consumer, so the producer
+    may end with copies under way.
     """
     WHOLE_BYTES: gl.constexpr = PARTS * A.block_type.nbytes + B.block_type.nbytes
     SLOT_BYTES: gl.constexpr = WHOLE_BYTES if B_REST is None else (BLOCK_M + BLOCK_N) * BLOCK_K * (A.dtype.primitive_bitwidth // 8)
-    tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
+    tiles = batch * gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
     k_blocks = gl.cdiv(K, BLOCK_K)
     count = 0
     for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        row, col = tile_corner(index, M, N, group_m, BLOCK_M, BLOCK_N)
+        matrix, row, col = tile_corner(index, M, N, group_m, BLOCK_M, BLOCK_N)
         for block in range(count, count + k_blocks):
             slot = slot_of(block, STAGES)
             # A new barrier counts as having completed a phase of odd parity: the first round waits for nothing.
@@ -113,10 +120,11 @@ def produce(
             hopper.mbarrier.expect(bar, SLOT_BYTES)
             k = (block - count) * BLOCK_K
             for part in gl.static_range(PARTS):
-                fetch(A, row + part * (BLOCK_M // PARTS), k, bar, a_ring.index(slot * PARTS + part), A_TRANSPOSED)
-            fetch(B, k, col, bar, b_ring.index(slot), B_TRANSPOSED)
+                a_row = row + part * (BLOCK_M // PARTS)
+                fetch(A, a_row, k, matrix * a_lines, bar, a_ring.index(slot * PARTS + part), A_TRANSPOSED)
+            fetch(B, k, col, matrix * b_lines, bar, b_ring.index(slot), B_TRANSPOSED)
             if B_REST is not None:
-                fetch(B_REST, k, col + FIRST_N, bar, rest_ring.index(slot), B_TRANSPOSED)
+                fetch(B_REST, k, col + FIRST_N, matrix * b_lines, bar, rest_ring.index(slot), B_TRANSPOSED)
         count += k_blocks
 
 
@@ -215,16 +223,21 @@ def pieces_of(acc, COLS: gl.constexpr):
 
 @gluon.jit
 def store_pieces(
-    acc, row, col, OUT, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
+    acc, matrix, row, col, OUT, out_lines, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
     ROWS: gl.constexpr, COLS: gl.constexpr, FIRST: gl.constexpr, BUFFERS: gl.constexpr, OUT_TMA: gl.constexpr,
-    HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
+    OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Finish and store an accumulator whose first element is at (row, col), a piece after the other through a ring of buffers.
 
-    A buffer is written again once the copy engine has read what it held; the stores themselves are not waited for. Where the output
-    cannot be laid under a descriptor, the buffer turns the accumulator's order into one that writes whole stretches of a row.
+    The batch's results lie out_lines lines apart under OUT's descriptor; OUT_TRANSPOSED: those lines are columns. A buffer is
+    written again once the copy engine has read what it held; the stores themselves are not waited for. Where the output cannot be
+    laid under a descriptor, the buffer turns the accumulator's order into one that writes whole stretches of a row.
     """
     C, BIAS_PTR = reads[0], reads[1]
+    if HAS_C:
+        C += matrix.to(gl.int64) * reads[6]
+    if BIAS != "none":
+        BIAS_PTR += matrix.to(gl.int64) * reads[7]
     pieces = pieces_of(acc, COLS)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     by_rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
@@ -244,9 +257,14 @@ def store_pieces(
         buffer = staging.index(first_buffer + (FIRST + i) % BUFFERS)
         if OUT_TMA:
             hopper.tma.store_wait(BUFFERS - 1)
-            buffer.store(result)
-            hopper.fence_async_shared()
-            hopper.tma.async_copy_shared_to_global(OUT, [piece_row, piece_col], buffer)
+            if OUT_TRANSPOSED:
+                buffer.permute((1, 0)).store(result)
+                hopper.fence_async_shared()
+                hopper.tma.async_copy_shared_to_global(OUT, [piece_col + matrix * out_lines, piece_row], buffer)
+            else:
+                buffer.store(result)
+                hopper.fence_async_shared()
+                hopper.tma.async_copy_shared_to_global(OUT, [piece_row + matrix * out_lines, piece_col], buffer)
         else:
             buffer.store(result)
             # The piece's place is one number; the offsets in it are the same for all pieces, and take few registers.
@@ -262,17 +280,17 @@ def store_pieces(
 
 @gluon.jit
 def store_tile(
-    sums, row, col, OUT, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
+    sums, matrix, row, col, OUT, out_lines, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
     ROWS: gl.constexpr, FIRST_N: gl.constexpr, COLS: gl.constexpr, BUFFERS: gl.constexpr, OUT_TMA: gl.constexpr,
-    HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
+    OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Finish and store a consumer's part of a tile: one accumulator, or two side by side."""
     store_pieces(
-        sums[0], row, col, OUT, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
-        ROWS, COLS, 0, BUFFERS, OUT_TMA, HAS_C, BIAS, ACTIVATION, WIDE,
+        sums[0], matrix, row, col, OUT, out_lines, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
+        ROWS, COLS, 0, BUFFERS, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
     )  # fmt: skip
     if len(sums) == 2:
         store_pieces(
-            sums[1], row, col + FIRST_N, OUT, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
-            ROWS, COLS, (ROWS // 64) * (FIRST_N // COLS), BUFFERS, OUT_TMA, HAS_C, BIAS, ACTIVATION, WIDE,
+            sums[1], matrix, row, col + FIRST_N, OUT, out_lines, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
+            ROWS, COLS, (ROWS // 64) * (FIRST_N // COLS), BUFFERS, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from kernel_zoo.kernels import _args
 from kernel_zoo.kernels._device import follow_launch
-from kernel_zoo.spec import VECTOR_BYTES, Argument, GemmCall, KernelCall, Operand, View, cdiv
+from kernel_zoo.spec import VECTOR_BYTES, Argument, GemmCall, KernelCall, Operand, TileConfig, View, cdiv
 from kernel_zoo.triton_compat import tl, triton
 
 LINE_ELEMENTS: Final = 64  # 16-bit elements: a line's start is a multiple of 128 bytes, TMA's widest swizzle
@@ -163,8 +163,8 @@ def _job(source: View, copy: View, batch: int) -> _Job:
     return _Job((source, copy), (lines, length, stride_batch, stride_line, step), programs, (unit, block_lines, cols))
 
 
-def copying(pairs: list[tuple[View, View]], call: GemmCall) -> KernelCall:
-    """The launch that copies one or two (source, copy) pairs of a call."""
+def copying(pairs: list[tuple[View, View]], call: GemmCall, tile: TileConfig) -> KernelCall:
+    """The launch that copies one or two (source, copy) pairs of a call, for the product with a tile."""
     jobs = [_job(source, copy, call.batch) for source, copy in pairs]
     first, second = jobs[0], jobs[-1]
     two = len(jobs) == 2
@@ -177,9 +177,9 @@ def copying(pairs: list[tuple[View, View]], call: GemmCall) -> KernelCall:
             **dict(zip(("FIRST_UNIT", "FIRST_LINES", "FIRST_COLS"), first.shape, strict=True)),
             **dict(zip(("SECOND_UNIT", "SECOND_LINES", "SECOND_COLS"), second.shape, strict=True)),
             "TWO": two,
-            "DEPENDENT": _args.is_dependent(call),
+            "DEPENDENT": _args.is_dependent(call, tile),
         },
         _WARPS,
         1,
-        _args.is_dependent(call),
+        _args.is_dependent(call, tile),
     )

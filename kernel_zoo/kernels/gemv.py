@@ -221,11 +221,11 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
             "EVEN_K": view.k % tile.block_k == 0,
             **_args.epilogue_constants(view),
             "WIDE": view.wide,
-            "DEPENDENT": _args.is_dependent(view),
+            "DEPENDENT": _args.is_dependent(view, tile),
         },
         tile.num_warps,
         tile.num_stages,
-        _args.is_dependent(view),
+        _args.is_dependent(view, tile),
     )
     if not split:
         return Recipe((main,))
@@ -245,5 +245,6 @@ VARIANT = Variant(
     fits=fits,
     recipe=recipe,
     reduction=reduction,
+    early_us=_args.SHORT_US,
     kernels=(gemv_kernel, reduce_kernel),
 )

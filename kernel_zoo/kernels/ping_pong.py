@@ -26,7 +26,7 @@ from kernel_zoo.kernels._gluon import (
     store_tile,
     tile_corner,
 )
-from kernel_zoo.kernels.warp_specialised import Build, fits_family, launch, supports, tiles_of
+from kernel_zoo.kernels._partitions import EARLY_US, Build, fits_family, launch, supports, tiles_of
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant
 from kernel_zoo.triton_compat import gl, gluon, hopper
 
@@ -44,18 +44,19 @@ def turn_parity(turn, WHO: gl.constexpr):
 @gluon.jit
 def consume_alternately(
     OUT, a_ring, b_ring, rest_ring, full, empty, order, staging, WHO: gl.constexpr,
-    M, N, K, group_m, stride_om, stride_on, scalars, reads,
+    batch, M, N, K, group_m, out_lines, stride_om, stride_on, scalars, reads,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, FIRST_N: gl.constexpr, STAGES: gl.constexpr,
     PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    OUT_TMA: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
+    OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+    WIDE: gl.constexpr,
 ):  # fmt: skip
     """Consumer WHO of 2: every second of the program's tiles, and of the ring's blocks those of these tiles."""
-    tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
+    tiles = batch * gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
     k_blocks = gl.cdiv(K, BLOCK_K)
     programs = gl.num_programs(0)
     turn = 0
     for index in range(gl.program_id(0) + WHO * programs, tiles, 2 * programs):
-        row, col = tile_corner(index, M, N, group_m, BLOCK_M, BLOCK_N)
+        matrix, row, col = tile_corner(index, M, N, group_m, BLOCK_M, BLOCK_N)
         count = (2 * turn + WHO) * k_blocks
         hopper.mbarrier.wait(order.index(WHO), turn_parity(turn, WHO))
         sums = start_products(
@@ -66,22 +67,27 @@ def consume_alternately(
         hopper.mbarrier.arrive(order.index(1 - WHO), count=1)
         sums = finish_products(sums, empty, count + k_blocks, STAGES)
         store_tile(
-            sums, row, col, OUT, staging, WHO * BUFFERS, scalars, reads, M, N, stride_om, stride_on,
-            BLOCK_M, FIRST_N, PIECE_N, BUFFERS, OUT_TMA, HAS_C, BIAS, ACTIVATION, WIDE,
+            sums, matrix, row, col, OUT, out_lines, staging, WHO * BUFFERS, scalars, reads, M, N, stride_om, stride_on,
+            BLOCK_M, FIRST_N, PIECE_N, BUFFERS, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
         )  # fmt: skip
         turn += 1  # noqa: SIM113  (Gluon has no enumerate)
     if OUT_TMA:
         hopper.tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["M", "N", "K", "group_m", "stride_om", "stride_cm", "stride_im"])
+@gluon.jit(
+    do_not_specialize=[
+        "batch", "M", "N", "K", "group_m", "a_lines", "b_lines", "out_lines", "stride_om", "stride_cm", "stride_im", "stride_cb",
+        "stride_ib",
+    ]
+)  # fmt: skip
 def ping_pong_kernel(
-    A, B, B_REST, OUT, M, N, K, group_m, stride_om, stride_on,
-    C, BIAS_PTR, ALPHA, BETA, stride_cm, stride_cn, stride_im, stride_in,
+    A, B, B_REST, OUT, batch, M, N, K, group_m, a_lines, b_lines, out_lines, stride_om, stride_on,
+    C, BIAS_PTR, ALPHA, BETA, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, FIRST_N: gl.constexpr, STAGES: gl.constexpr,
     PARTS: gl.constexpr, PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    OUT_TMA: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+    WIDE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Tiles program_id, program_id + programs, ..., by two consumers in turn that one producer feeds."""
     a_ring = ring(A, STAGES)
@@ -90,7 +96,7 @@ def ping_pong_kernel(
         rest_ring: gl.constexpr = None
     else:
         rest_ring = ring(B_REST, STAGES)
-    staging = staging_buffers(OUT, 2 * BUFFERS, PIECE_N, OUT_TMA)
+    staging = staging_buffers(OUT, 2 * BUFFERS, PIECE_N, OUT_TMA, OUT_TRANSPOSED)
     full = barriers(STAGES, 1)
     empty = barriers(STAGES, 1)
     order = barriers(2, 1)
@@ -99,19 +105,19 @@ def ping_pong_kernel(
     # Written out, since a name for a tuple makes values of the constants in it.
     gl.warp_specialize([
         (consume_alternately, (
-            OUT, a_ring, b_ring, rest_ring, full, empty, order, staging, 0, M, N, K, group_m, stride_om, stride_on,
-            (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in),
+            OUT, a_ring, b_ring, rest_ring, full, empty, order, staging, 0, batch, M, N, K, group_m, out_lines,
+            stride_om, stride_on, (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
             BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PIECE_N, BUFFERS, A_TRANSPOSED, B_TRANSPOSED,
-            OUT_TMA, HAS_C, BIAS, ACTIVATION, WIDE,
+            OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
         )),
         (consume_alternately, (
-            OUT, a_ring, b_ring, rest_ring, full, empty, order, staging, 1, M, N, K, group_m, stride_om, stride_on,
-            (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in),
+            OUT, a_ring, b_ring, rest_ring, full, empty, order, staging, 1, batch, M, N, K, group_m, out_lines,
+            stride_om, stride_on, (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
             BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PIECE_N, BUFFERS, A_TRANSPOSED, B_TRANSPOSED,
-            OUT_TMA, HAS_C, BIAS, ACTIVATION, WIDE,
+            OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
         )),
         (produce, (
-            A, B, B_REST, a_ring, b_ring, rest_ring, full, empty, M, N, K, group_m,
+            A, B, B_REST, a_ring, b_ring, rest_ring, full, empty, batch, M, N, K, group_m, a_lines, b_lines,
             BLOCK_M, BLOCK_N, BLOCK_K, STAGES, PARTS, FIRST_N, A_TRANSPOSED, B_TRANSPOSED,
         )),
     ], [4, 1], [PAIR_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
@@ -136,7 +142,7 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
 
 def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """The family, and its other walks where a wave of tiles is a small part of the result."""
-    return tiles_of(FAMILY, problem.m, problem.n)
+    return tiles_of(FAMILY, problem, arch)
 
 
 def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
@@ -152,6 +158,7 @@ VARIANT = Variant(
     fits=fits,
     recipe=recipe,
     reduction=_tiles.sequential_reduction,
+    early_us=EARLY_US,
     kernels=(ping_pong_kernel,),
     interpretable=False,
 )

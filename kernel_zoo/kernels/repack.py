@@ -120,7 +120,7 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
     pairs: list[tuple[View, View]] = []
     a, end = _placed(call, call.a, 0, pairs)
     b, end = _placed(call, call.b, end, pairs)
-    return Recipe((_repack.copying(pairs, call), tma.recipe(replace(call, a=a, b=b), tile)), end)
+    return Recipe((_repack.copying(pairs, call, tile), tma.recipe(replace(call, a=a, b=b), tile)), end)
 
 
 def _placed(call: GemmCall, view: View, start: int, pairs: list[tuple[View, View]]) -> tuple[View, int]:
@@ -140,5 +140,6 @@ VARIANT = Variant(
     fits=fits,
     recipe=recipe,
     reduction=_tiles.sequential_reduction,
+    early_us=tma.VARIANT.early_us,
     kernels=(tma_kernel, repack_kernel),
 )

@@ -186,11 +186,11 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
             "WIDE": view.wide,
             "TMA": tma,
             **_args.descriptor_constants(view),
-            "DEPENDENT": _args.is_dependent(view),
+            "DEPENDENT": _args.is_dependent(view, tile),
         },
         tile.num_warps,
         tile.num_stages,
-        _args.is_dependent(view),
+        _args.is_dependent(view, tile),
     )
     return Recipe((partial, _reduce.reduction(view, tile.split_k)), _reduce.workspace_bytes(view, tile.split_k))
 
@@ -208,5 +208,6 @@ VARIANT = Variant(
     fits=fits,
     recipe=recipe,
     reduction=reduction,
+    early_us=_args.SHORT_US,
     kernels=(split_k_kernel, reduce_kernel),
 )

@@ -235,11 +235,11 @@ def recipe(call: GemmCall, tile: TileConfig) -> Recipe:
             **_args.precision(view),
             **_args.epilogue_constants(view),
             "WIDE": view.wide,
-            "DEPENDENT": _args.is_dependent(view),
+            "DEPENDENT": _args.is_dependent(view, tile),
         },
         tile.num_warps,
         tile.num_stages,
-        _args.is_dependent(view),
+        _args.is_dependent(view, tile),
     )
     return Recipe((launch,), programs * size * ITEMSIZE[view.acc_dtype], counters=tiles_total)
 
@@ -257,5 +257,6 @@ VARIANT = Variant(
     fits=fits,
     recipe=recipe,
     reduction=reduction,
+    early_us=_args.SHORT_US,
     kernels=(split_k_fused_kernel,),
 )

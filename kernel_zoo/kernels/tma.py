@@ -294,11 +294,11 @@ def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
             "WIDE": view.wide,
             "PERSISTENT": bool(persistent),
             "FLATTEN": bool(tile.knob("flatten")),
-            "DEPENDENT": _args.is_dependent(call),
+            "DEPENDENT": _args.is_dependent(call, tile),
         },
         tile.num_warps,
         tile.num_stages,
-        _args.is_dependent(call),
+        _args.is_dependent(call, tile),
     )
 
 
@@ -310,5 +310,6 @@ VARIANT = Variant(
     fits=fits,
     recipe=recipe,
     reduction=_tiles.sequential_reduction,
+    early_us=_args.SHORT_US,
     kernels=(tma_kernel,),
 )

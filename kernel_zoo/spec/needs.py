@@ -1,6 +1,6 @@
 """What a binary's needs depend on, as text: the key under which the resource data keep them.
 
-Sizes, group_m, split_k and knobs of the tiles' order are left out: they change how often a kernel runs, not what it is compiled to.
+Sizes, group_m, split_k and knobs of the launch are left out: they change when and how often a kernel runs, not what it needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from kernel_zoo.spec.problem import GemmProblem
 #: A key's binaries, heaviest first: with everything an epilogue can read, and gelu; with the accumulator only stored; and that with
 #: sizes that the tile divides, so that nothing is masked.
 FORMS: Final = ("heavy", "plain", "even")
-_ORDERS: Final = ("serpentine",)  # knobs that decide, as group_m does, in which order tiles are walked
+#: Knobs of how a binary is launched: in which order tiles are walked, as group_m says, and when programs may start.
+LAUNCH_KNOBS: Final = ("early", "serpentine")
 
 
 def is_vectorised(problem: GemmProblem) -> bool:
@@ -31,7 +32,7 @@ def binary_class(problem: GemmProblem) -> str:
 
 def tile_key(problem: GemmProblem, tile: TileConfig) -> str:
     """What a tile decides of a binary: "128x256x64 w8 s3 flatten1". Rows that are not tiled are part of it."""
-    knobs = "".join([f" {name}{value}" for name, value in tile.knobs if name not in _ORDERS]) if tile.knobs else ""
+    knobs = "".join([f" {name}{value}" for name, value in tile.knobs if name not in LAUNCH_KNOBS]) if tile.knobs else ""
     rows = f" rows{next_pow2(min(problem.m, problem.n))}" if tile.block_m == 1 else ""
     return f"{tile.block_m}x{tile.block_n}x{tile.block_k} w{tile.num_warps} s{tile.num_stages}{knobs}{rows}"
 

@@ -32,6 +32,8 @@ class Variant:
         kernels: the jitted functions the recipe may launch; the source digest covers what they call.
         deterministic: repeats bit for bit.
         interpretable: the CPU interpreter can run it on this problem.
+        early_us: its launches are dependent ones (`KernelCall.dependent`) where the roof is at most so many microseconds, unless
+            the tile's knob `early` says 1 or 0; 0 where they never are.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Variant:
     kernels: tuple[Any, ...] = ()
     deterministic: bool = True
     interpretable: bool = True
+    early_us: float = 0.0
     origin: Literal["zoo", "user"] = "zoo"
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from kernel_zoo import build
 from kernel_zoo.kernels import ping_pong, warp_specialised
-from kernel_zoo.kernels.warp_specialised import OVERHEAD_BYTES, PIECE_ROWS, piece_columns, staging
+from kernel_zoo.kernels._partitions import OVERHEAD_BYTES, PIECE_ROWS, piece_columns, staging
 from kernel_zoo.spec import Descriptor, Epilogue, GemmProblem, Operand, TileConfig
 from tests.kernel_zoo.cases import H200
 from tests.kernel_zoo.dependence import assert_follows_the_launch_before
@@ -39,7 +39,9 @@ def specialisation(variant, problem, tile):
     ("problem", "rule"),
     [
         (GemmProblem.of(64, 64, 64, "fp32", "nt", precision="tf32"), "dtype"),
-        (GemmProblem.of(64, 64, 64, batch=2), "batch"),
+        (GemmProblem.of(64, 60, 64, batch=2, layout="nt"), "batch"),
+        (replace(GemmProblem.of(64, 64, 64, batch=2), a=Operand("bf16", 64, 64, (64 * 64 + 8, 64, 1))), "batch"),
+        (replace(GemmProblem.of(64, 64, 64, batch=1 << 10), b=Operand("bf16", 64, 64, (1 << 28, 64, 1))), "size"),
         (GemmProblem.of(64, 64, 0), "empty"),
         (GemmProblem.of(64, 64, 63, layout="nt"), "alignment"),
         (replace(PROBLEM, a=Operand.of("bf16", 1000, 520, (0, 1040, 2))), "strides"),
@@ -66,6 +68,110 @@ def test_only_tiles_of_the_family_fit(variant, change):
     tile = variant.space(PROBLEM, H200)[0]
     assert variant.refusal(PROBLEM, H200, tile) is None
     assert variant.refusal(PROBLEM, H200, replace(tile, **change)).rule == "tile"
+
+
+def laid_out(problem, variant, tile):
+    """The plan's arguments by name."""
+    (call,) = variant.plan(problem, tile, H200).calls
+    return dict(zip(call.kernel.arg_names, call.args, strict=False)), call
+
+
+@VARIANTS
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_a_batch_lies_under_one_descriptor(variant, layout):
+    """Its extent ends with the last matrix, and a matrix begins as many lines on as the operand's strides say."""
+    problem = GemmProblem.of(256, 200, 128, "bf16", layout, batch=7)
+    padded = Operand("bf16", 256, 200, (300 * 208, 208, 1))
+    args, _call = laid_out(replace(problem, out=padded), variant, variant.space(problem, H200)[0])
+    assert (args["a_lines"], args["b_lines"], args["out_lines"]) == (
+        256 if layout[0] == "n" else 128,
+        128 if layout[1] == "n" else 200,
+        300,
+    )
+    assert args["A"].shape == ((7 * 256, 128) if layout[0] == "n" else (7 * 128, 256))
+    assert args["B"].shape == ((7 * 128, 200) if layout[1] == "n" else (7 * 200, 128))
+    assert args["OUT"].shape == (6 * 300 + 256, 200)
+    assert args["batch"] == 7
+    shared, _ = laid_out(
+        replace(problem, b=replace(problem.b, strides=(0, *problem.b.strides[1:]))), variant, variant.space(problem, H200)[0]
+    )
+    assert shared["b_lines"] == 0
+    assert shared["B"].shape == ((128, 200) if layout[1] == "n" else (200, 128))
+
+
+@VARIANTS
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({}, True),
+        ({"m": 250}, False),  # a block of rows reaches into the next matrix, and would be stored there
+        ({"n": 248}, True),  # columns end where the descriptor does
+        ({"k": 200}, True),  # K does too, in both operands
+        ({"k": 200, "layout": "nn"}, False),  # B's rows go on with the next matrix's
+        ({"k": 200, "layout": "tt"}, False),
+        ({"m": 250, "batch": 1}, True),
+        ({"k": 200, "layout": "nn", "batch": 1}, True),
+    ],
+    ids=str,
+)
+def test_no_block_of_a_batch_gets_into_its_neighbour(variant, change, fits):
+    sizes = {"m": 256, "n": 256, "k": 256, "dtype": "bf16", "layout": "nt", "batch": 3} | change
+    problem = GemmProblem.of(**sizes)
+    tile = next(tile for tile in variant.space(problem, H200) if tile.block_m in (64, 128) and tile.block_n in (128, 256))
+    refusal = variant.refusal(problem, H200, tile)
+    assert (refusal is None) is fits
+    if refusal is not None:
+        assert refusal.rule == "batch"
+        assert f"along {'M' if 'm' in change else 'K'} = " in refusal.given
+
+
+@VARIANTS
+def test_a_transposed_result_turns_the_rules_of_a_batch(variant):
+    tile = replace(next(t for t in variant.space(PROBLEM, H200) if t.block_n in (128, 256)), knobs=(("swap", 1),))
+    assert variant.refusal(GemmProblem.of(512, 200, 256, "bf16", "nt", batch=3), H200, tile) is None
+    refusal = variant.refusal(GemmProblem.of(520, 256, 256, "bf16", "nt", batch=3), H200, tile)
+    assert refusal.rule == "batch"
+    assert "along M = 520" in refusal.given
+
+
+@VARIANTS
+def test_swap_computes_the_transposed_result(variant):
+    """A narrow M lies along the tile's columns: B's columns are the kernel's rows; the result is stored by columns."""
+    problem = GemmProblem.of(257, 5120, 1280, "bf16", "nt")
+    tile = replace(variant.space(problem, H200)[0], knobs=(("swap", 1),))
+    assert variant.refusal(problem, H200, tile) is None
+    args, call = laid_out(problem, variant, tile)
+    assert (args["M"], args["N"], args["A"].view.slot, args["B"].view.slot) == (5120, 257, "B", "A")
+    assert args["OUT"].shape == (257, 5120)
+    assert args["OUT"].block[1] == PIECE_ROWS
+    assert (call.constants["A_TRANSPOSED"], call.constants["B_TRANSPOSED"], call.constants["OUT_TRANSPOSED"]) == (False, True, True)
+    pointers = variant.refusal(GemmProblem.of(257, 5121, 1280, "bf16", "nt"), H200, tile)
+    assert "cannot be stored through pointers" in pointers.given
+
+
+@VARIANTS
+def test_swap_is_proposed_where_it_takes_fewer_waves(variant):
+    def turned(*sizes, batch=1):
+        return {(t.block_m, t.block_n) for t in variant.space(GemmProblem.of(*sizes, batch=batch), H200) if t.knob("swap")}
+
+    assert not turned(4096, 4096, 4096)
+    assert not turned(128, 128, 4096)
+    for m, n in ((257, 5120), (1500, 1024), (729, 1152)):
+        for block_m, block_n in turned(m, n, 2048):
+            assert -(-(-(-n // block_m) * -(-m // block_n)) // 132) < -(-(-(-m // block_m) * -(-n // block_n)) // 132)
+    assert any(turned(m, n, 2048) for m, n in ((257, 5120), (576, 4096), (1500, 1024)))
+
+
+@VARIANTS
+@pytest.mark.parametrize(("asked", "early"), [((), None), ((("early", 0),), False), ((("early", 1),), True)])
+def test_a_tile_may_say_when_its_programs_start(variant, asked, early):
+    """Without a word a short product's may start early, a long one's do not."""
+    for size, short in ((512, True), (8192, False)):
+        problem = GemmProblem.of(size, size, size, "bf16", "nt")
+        tile = replace(variant.space(problem, H200)[0], knobs=asked)
+        assert variant.refusal(problem, H200, tile) is None
+        (call,) = variant.plan(problem, tile, H200).calls
+        assert call.dependent is call.constants["DEPENDENT"] is (short if early is None else early)
 
 
 @VARIANTS

@@ -155,9 +155,9 @@ def functions(machine, program, programs):
             if callable(getattr(value, "is_gluon", None)) and value.is_gluon():
                 scope[name] = FunctionType(value.fn.__code__, scope, name)
 
-    def store_tile(sums, row, col, *rest):
+    def store_tile(sums, matrix, row, col, *rest):
         assert not machine.current.under_way, "a tile is stored before its products are through"
-        machine.stored.append((row, col, sums))
+        machine.stored.append((matrix, row, col, sums))
         machine.pause()
 
     scope["store_tile"] = store_tile
@@ -170,11 +170,15 @@ def descriptor(name, rows, cols):
     )
 
 
+#: How many lines the matrices of a batch lie apart: A's rows, and B's columns, since it is stored transposed.
+LINES = (10_000, 100_000)
+
+
 def ring(count):
     return Many(Slot() for _ in range(count))
 
 
-def simulate(family, sides, stages, tiles_m, tiles_n, k_blocks, program, programs, seed):
+def simulate(family, sides, stages, tiles_m, tiles_n, k_blocks, program, programs, seed, batch=1):
     build = family[sides]
     block_m, block_n, _ = sides
     alternate = build.parts == 1
@@ -187,13 +191,13 @@ def simulate(family, sides, stages, tiles_m, tiles_n, k_blocks, program, program
     full = Many(Barrier(1) for _ in range(stages))
     empty = Many(Barrier(build.parts) for _ in range(stages))
     order = Many(Barrier(1) for _ in range(2))
-    sizes = (tiles_m * block_m - 5, tiles_n * block_n - 3, k_blocks * BLOCK_K - 1, 2)
+    sizes = (batch, tiles_m * block_m - 5, tiles_n * block_n - 3, k_blocks * BLOCK_K - 1, 2)
     machine.start(
-        "producer", scope["produce"], a, b, b_rest, a_ring, b_ring, rest_ring, full, empty, *sizes,
+        "producer", scope["produce"], a, b, b_rest, a_ring, b_ring, rest_ring, full, empty, *sizes, *LINES,
         *sides, stages, build.parts, build.first_n, False, True,
     )  # fmt: skip
-    common = (*sizes, 0, 0, None, None, *sides, build.first_n, stages)
-    epilogue = (64, 2, False, True, True, False, "none", "none", False)
+    common = (*sizes, 0, 0, 0, None, None, *sides, build.first_n, stages)
+    epilogue = (64, 2, False, True, True, False, False, "none", "none", False)
     for who in range(build.consumers):
         given = (None, a_ring, b_ring, rest_ring, full, empty)
         if alternate:
@@ -203,13 +207,16 @@ def simulate(family, sides, stages, tiles_m, tiles_n, k_blocks, program, program
             machine.start(f"consumer {who}", scope["consume"], *given, None, who, *common, build.parts, *epilogue)
     machine.run()
     expected = []
-    for index in range(program, tiles_m * tiles_n, programs):
-        tile_m, tile_n = _gluon.grouped_tile.fn(index, tiles_m, tiles_n, 2)
+    for index in range(program, batch * tiles_m * tiles_n, programs):
+        matrix, within = divmod(index, tiles_m * tiles_n)
+        first_a, first_b = matrix * LINES[0], matrix * LINES[1]
+        tile_m, tile_n = _gluon.grouped_tile.fn(within, tiles_m, tiles_n, 2)
         for part in range(build.parts):
             row, col = tile_m * block_m + part * (block_m // build.parts), tile_n * block_n
             starts = (col, col + build.first_n) if rest_n else (col,)
             ks = [k * BLOCK_K for k in range(k_blocks)]
-            expected.append((row, col, tuple([(("A", row, k), ("B", start, k)) for k in ks] for start in starts)))
+            sums = tuple([(("A", first_a + row, k), ("B", first_b + start, k)) for k in ks] for start in starts)
+            expected.append((matrix, row, col, sums))
     assert sorted(machine.stored) == sorted(expected)
 
 
@@ -237,4 +244,15 @@ def test_every_tile_gets_its_own_blocks_and_nobody_waits_for_ever(family, sides,
 def test_in_whatever_order_things_happen(seed):
     draw = random.Random(seed)
     family, sides, stages = draw.choice(CASES)
-    simulate(family, sides, stages, draw.randint(1, 4), draw.randint(1, 3), draw.randint(1, 9), 0, draw.randint(1, 3), seed)
+    simulate(
+        family,
+        sides,
+        stages,
+        draw.randint(1, 4),
+        draw.randint(1, 3),
+        draw.randint(1, 9),
+        0,
+        draw.randint(1, 3),
+        seed,
+        draw.randint(1, 3),
+    )

@@ -1,0 +1,305 @@
+"""The host half of the warp-specialised families: how a program is built for a tile, which tiles are legal, the launch.
+
+A batch is one long matrix: its matrices lie under one descriptor, each a number of lines after the one before it, so that a tile's
+blocks are found by adding to a coordinate. What a block reads beyond its own matrix is then the next one's, and not zeros; the
+rules of `_batch_fits` keep that out of the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final
+
+from kernel_zoo.kernels import _args, _rules
+from kernel_zoo.kernels.tma import stores_through_tma
+from kernel_zoo.spec import (
+    INT32_MAX,
+    Arch,
+    Argument,
+    Descriptor,
+    GemmCall,
+    GemmProblem,
+    KernelCall,
+    Operand,
+    Refusal,
+    TileConfig,
+    View,
+    cdiv,
+)
+
+PIECE_ROWS: Final = 64
+_PIECE_BYTES: Final = 128  # of a piece's row: the widest line that the copy engine swizzles
+_READ_COLUMNS: Final = 32  # of a piece, where the epilogue reads a matrix
+_ROOMY: Final = 128  # registers of an accumulator beside which any epilogue finds room: fitted to what ptxas allocates
+#: Shared memory beside the ring and the staging buffers: barriers, and what the partitions are handed.
+OVERHEAD_BYTES: Final = 512
+EARLY_US: Final = 8.0  # one program an SM, wherever it starts: early starts pay for longer launches than elsewhere
+_KNOBS: Final = frozenset({"early", "serpentine", "swap"})
+_MANY_TILES: Final = 512  # from here on, how many tile rows are walked together shows
+
+Sides = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How a program is put together for a tile.
+
+    Attributes:
+        first_n: columns of the first accumulator; those of the second are the rest.
+        consumers: groups of four warps.
+        parts: consumers that share a tile's rows; 1 where each has tiles of its own.
+        stages: ring depths, the best guess first.
+    """
+
+    first_n: int
+    consumers: int
+    parts: int
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A problem's operands as the kernel has them: with the knob `swap` it computes out.T = b.T @ a.T."""
+
+    m: int
+    n: int
+    a: Operand
+    b: Operand
+    out: Operand
+    c: Operand | None
+    bias: Operand | None
+
+    @classmethod
+    def of(cls, problem: GemmProblem, swap: bool) -> _Frame:
+        c, bias = problem.epilogue.c, problem.epilogue.bias
+        if not swap:
+            return cls(problem.m, problem.n, problem.a, problem.b, problem.out, c, bias)
+        return cls(problem.n, problem.m, problem.b.T, problem.a.T, problem.out.T, c.T if c else None, bias.T if bias else None)
+
+
+def out_through_tma(out: Operand, arch: Arch) -> bool:
+    """Whether the result, in the kernel's orientation, can be stored through a descriptor, by rows or by columns."""
+    return stores_through_tma(out.T if out.layout == "t" else out, arch)
+
+
+def piece_columns(build: Build, block_n: int, out: Operand, c: Operand | None, bias: Operand | None) -> int:
+    """Columns of a piece of the result: a line of 128 bytes, but no more than a narrow second accumulator has.
+
+    Less where the epilogue reads a matrix, since every element of a piece then has addresses in registers.
+    """
+    reads = _matrices_read(c, bias) > 0
+    return min(_PIECE_BYTES // out.itemsize, block_n - build.first_n or block_n, _READ_COLUMNS if reads else block_n)
+
+
+def _matrices_read(c: Operand | None, bias: Operand | None) -> int:
+    """How many operands the epilogue reads element by element: C, and a bias that varies along both dimensions."""
+    return (c is not None) + (bias is not None and min(bias.strides[1:]) > 0)
+
+
+def staging(build: Build, tile: TileConfig, itemsize: int, out_itemsize: int, columns: int, limit: int) -> tuple[int, int]:
+    """(buffers of a consumer, all shared memory in bytes) for pieces of that many columns.
+
+    As many buffers as divide a consumer's pieces, so that each tile starts with the same one, and as fit the limit; at least one.
+    """
+    pieces = tile.block_m // build.parts // PIECE_ROWS * (tile.block_n // columns)
+    buffer = build.consumers * PIECE_ROWS * columns * out_itemsize
+    fixed = tile.num_stages * (tile.block_m + tile.block_n) * tile.block_k * itemsize + OVERHEAD_BYTES
+    counts = [count for count in range(1, pieces + 1) if pieces % count == 0]
+    count = max((count for count in counts if fixed + count * buffer <= limit), default=1)
+    return count, fixed + count * buffer
+
+
+def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
+    """16-bit matrices that the copy engine can read, on Hopper; of a batch, matrices that lie whole lines apart."""
+    if arch.capability != (9, 0):
+        return Refusal("capability", f"{arch.name} has compute capability {arch.cc / 10}", "9.0 (warpgroup products)")
+    if problem.dtype not in ("fp16", "bf16"):
+        return Refusal("dtype", f"inputs are {problem.dtype}", "fp16 or bf16")
+    found = _rules.first(
+        (
+            _rules.supports_float(problem, arch),
+            _rules.needs_product(problem),
+            _rules.tma_operand("a", problem.a, arch),
+            _rules.tma_operand("b", problem.b, arch),
+        )
+    )
+    if found is not None or problem.batch == 1:
+        return found
+    if not out_through_tma(problem.out, arch):
+        return Refusal("batch", "the batch's results cannot be stored through TMA", "an out whose rows begin and end at 16 bytes")
+    operands = (("a", problem.a), ("b", problem.b), ("out", problem.out))
+    return _rules.first(_lines_apart(name, operand, problem.batch) for name, operand in operands)
+
+
+def _lines_apart(name: str, operand: Operand, batch: int) -> Refusal | None:
+    """Whether a batch's matrices lie a whole number of lines apart, all under one descriptor."""
+    apart, line = operand.strides[0], operand.leading
+    if apart % line or apart < 0:
+        given = f"{name}'s matrices lie {apart} elements apart, and their lines {line}"
+        return Refusal("batch", given, "a whole number of lines from one matrix to the next")
+    if batch * (apart // line) + max(operand.rows, operand.cols) > INT32_MAX:
+        return Refusal("size", f"{name} has {batch * (apart // line)} lines in all", "fewer than 2^31 (TMA coordinates are 32-bit)")
+    return None
+
+
+def fits_family(family: dict[Sides, Build], problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
+    """Whether a tile is one of a family's, and its ring and staging buffers fit a block's shared memory."""
+    build = family.get((tile.block_m, tile.block_n, tile.block_k))
+    plain = tile.split_k == 1 and not {name for name, _ in tile.knobs} - _KNOBS and tile.group_m >= 1
+    if build is None or not plain or tile.num_stages not in build.stages or tile.num_warps != 4 * build.consumers:
+        known = ", ".join(f"{m}x{n}x{k} w{4 * item.consumers}" for (m, n, k), item in family.items())
+        return Refusal(
+            "tile", f"the tile is {tile.describe()}", f"one of {known}, with its own stages; knobs: early, serpentine, swap"
+        )
+    frame = _Frame.of(problem, bool(tile.knob("swap")))
+    through_tma = out_through_tma(frame.out, arch)
+    if tile.knob("swap") and not through_tma:
+        return Refusal(
+            "tile", "a transposed result cannot be stored through pointers", "an out whose rows begin and end at 16 bytes"
+        )
+    if problem.batch > 1 and (refusal := _batch_fits(frame, problem.k, tile)) is not None:
+        return refusal
+    everything = _matrices_read(frame.c, frame.bias) > 1
+    activation = problem.epilogue.activation
+    long = (
+        ("reads both C and bias", everything),
+        (f"has {activation}", activation in ("gelu", "gelu_tanh", "silu")),
+        ("stores through pointers", not through_tma),
+    )
+    why = [words for words, applies in long if applies]
+    registers = tile.block_m * tile.block_n // build.parts // 128
+    limit = _ROOMY // 2 if everything and activation == "gelu" and tile.block_m // build.parts > PIECE_ROWS else _ROOMY
+    if registers > limit and why:
+        given = f"the accumulator takes {registers} registers a thread, and the epilogue {' and '.join(why)}"
+        return Refusal("registers", given, f"at most {limit} registers")
+    columns = piece_columns(build, tile.block_n, frame.out, frame.c, frame.bias)
+    needed = staging(build, tile, problem.a.itemsize, problem.out.itemsize, columns, arch.smem_per_block)[1]
+    if needed > arch.smem_per_block:
+        given = f"the tile takes {needed:,} bytes of shared memory"
+        return Refusal("shared memory", given, f"at most {arch.smem_per_block:,} on {arch.name}")
+    return None
+
+
+def _batch_fits(frame: _Frame, k: int, tile: TileConfig) -> Refusal | None:
+    """Whether nothing of the matrix before or after can get into a result, nor a result into its neighbour.
+
+    Blocks end with the matrix along its lines, where the descriptor does. Across lines they may reach into the next matrix: that
+    must not be stored, nor be summed along K.
+    """
+    names = "NM" if tile.knob("swap") else "MN"
+    by_columns = frame.out.layout == "t"
+    rules = [(names[by_columns], *((frame.n, tile.block_n) if by_columns else (frame.m, tile.block_m)))]
+    if (frame.a.layout == "t" and frame.a.strides[0]) or (frame.b.layout == "n" and frame.b.strides[0]):
+        rules.append(("K", k, tile.block_k))
+    for name, size, block in rules:
+        if size % block:
+            return Refusal(
+                "batch", f"blocks of {block} along {name} = {size} reach into the next matrix", f"a block that divides {size}"
+            )
+    return None
+
+
+def tiles_of(family: dict[Sides, Build], problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
+    """A family's tiles for a problem; transposed where that takes fewer waves."""
+    m, n, batch = problem.m, problem.n, problem.batch
+    many: list[Sides] = []
+    turned: list[Sides] = []
+    for sides in family:
+        tiles = batch * cdiv(m, sides[0]) * cdiv(n, sides[1])
+        if tiles >= _MANY_TILES:
+            many.append(sides)
+        elif cdiv(batch * cdiv(n, sides[0]) * cdiv(m, sides[1]), arch.sm_count) < cdiv(tiles, arch.sm_count):
+            turned.append(sides)
+    return _tiles_of(tuple(family.items()), tuple(many), tuple(turned))
+
+
+@cache
+def _tiles_of(
+    family: tuple[tuple[Sides, Build], ...], many: tuple[Sides, ...], turned: tuple[Sides, ...]
+) -> tuple[TileConfig, ...]:
+    found = {
+        sides: [TileConfig(*sides, num_stages=stages, num_warps=4 * build.consumers) for stages in build.stages]
+        for sides, build in family
+    }
+    large = [tile for sides in many for tile in found[sides]]
+    more = [replace(tile, knobs=(("serpentine", 1),)) for tile in large] + [replace(tile, group_m=4) for tile in large]
+    more += [replace(tile, knobs=(("swap", 1),)) for sides in turned for tile in found[sides]]
+    return (*(tile for tiles in found.values() for tile in tiles), *more)
+
+
+def _flat(view: View, rows: int, cols: int, batch: int) -> tuple[Descriptor, int]:
+    """A descriptor for blocks of all of a batch's matrices, and how many lines these lie apart; 0 where all share one."""
+    single = _args.descriptor(replace(view, operand=replace(view.operand, strides=(0, *view.strides))), rows, cols, 1)
+    apart = view.batch_stride // view.operand.leading
+    outer, inner = single.shape
+    return replace(single, view=view, shape=(outer + (batch - 1) * apart, inner)), apart
+
+
+def launch(kernel: Any, build: Build, call: GemmCall, tile: TileConfig) -> KernelCall:
+    """One launch of as many programs as there are tiles, at most one an SM."""
+    view = call.swapped() if tile.knob("swap") else call
+    out = view.out.operand
+    through_tma, transposed = out_through_tma(out, view.arch), out.layout == "t"
+    c, bias = (each.operand if each else None for each in (view.c, view.bias))
+    columns = piece_columns(build, tile.block_n, out, c, bias)
+    rest = tile.block_n - build.first_n
+    tiles_m, tiles_n = cdiv(view.m, tile.block_m), cdiv(view.n, tile.block_n)
+    dependent = _args.is_dependent(view, tile, EARLY_US)
+    a, a_lines = _flat(view.a, tile.block_m // build.parts, tile.block_k, view.batch)
+    b, b_lines = _flat(view.b, tile.block_k, build.first_n, view.batch)
+    target: Argument = view.out
+    out_lines = 0
+    if through_tma:
+        target, out_lines = _flat(view.out, PIECE_ROWS, columns, view.batch)
+    return KernelCall(
+        kernel,
+        (min(view.batch * tiles_m * tiles_n, view.arch.sm_count),),
+        (
+            a,
+            b,
+            _flat(view.b, tile.block_k, rest, view.batch)[0] if rest else None,
+            target,
+            view.batch,
+            view.m,
+            view.n,
+            view.k,
+            _walk(tile, tiles_m),
+            a_lines,
+            b_lines,
+            out_lines,
+            *((0, 0) if through_tma else view.out.strides),
+            view.c,
+            view.bias,
+            view.alpha,
+            view.beta,
+            *(view.c.strides if view.c else (0, 0)),
+            *(view.bias.strides if view.bias else (0, 0)),
+            view.c.batch_stride if view.c else 0,
+            view.bias.batch_stride if view.bias else 0,
+        ),
+        {
+            **_args.blocks(tile),
+            "FIRST_N": build.first_n,
+            "STAGES": tile.num_stages,
+            "PARTS": build.parts,
+            "PIECE_N": columns,
+            "BUFFERS": staging(build, tile, view.a.operand.itemsize, out.itemsize, columns, view.arch.smem_per_block)[0],
+            "A_TRANSPOSED": view.a.operand.layout == "t",
+            "B_TRANSPOSED": view.b.operand.layout == "t",
+            "OUT_TMA": through_tma,
+            "OUT_TRANSPOSED": through_tma and transposed,
+            **_args.epilogue_constants(view),
+            "WIDE": view.wide and not (through_tma and view.c is None and view.bias is None),
+            "DEPENDENT": dependent,
+        },
+        num_warps=4,
+        num_stages=tile.num_stages,
+        dependent=dependent,
+    )
+
+
+def _walk(tile: TileConfig, tiles_m: int) -> int:
+    """Tile rows that are walked together, as the kernel takes them: negative where every second band is walked back."""
+    rows = min(tile.group_m, tiles_m)
+    return -rows if tile.knob("serpentine") else rows
