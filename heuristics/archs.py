@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import lru_cache
 from typing import Final
 
 from kernel_zoo.spec import Arch
@@ -70,6 +71,7 @@ _DRIVER_NAMES: Final[dict[str, str]] = {
 }
 
 
+@lru_cache(maxsize=256)
 def device_name(gpu_name: str) -> str:
     """The project's name of a device that its driver calls `gpu_name`; an unlisted one keeps its own, in lower case."""
     if gpu_name in ARCHS:

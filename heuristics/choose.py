@@ -18,8 +18,8 @@ from heuristics import fixed, nearest
 from heuristics.cost import Scorer
 from heuristics.eligibility import Eligibility
 from heuristics.ladder import Choice
-from heuristics.model import best_first, legal, proposals
-from heuristics.pairs import PAIRS
+from heuristics.model import best_first, best_of, proposals
+from heuristics.pairs import PAIRS, Rows
 from heuristics.policy import (
     INVARIANT_FAMILY,
     NET,
@@ -118,11 +118,11 @@ def _nearest(choice: Choice, key: ProblemKey) -> Selection | None:
     rows = nearest.near(key, choice.arch, choice.own, choice.foreign, choice.fitted)
     if not rows:
         return None
-    others = proposals(choice.may, choice.may.candidates())[0] if rows[0].far > nearest.CLOSE else ()
+    others = proposals(choice.may, choice.may.able()) if rows[0].far > nearest.CLOSE else None
     return _reranked(choice, rows, "nearest", "the model's choice among the tiles of the nearest rows", others)
 
 
-def _reranked(choice: Choice, rows: Sequence[nearest.Row], rung: Rung, reason: str, others: Sequence[int] = ()) -> Selection | None:
+def _reranked(choice: Choice, rows: Sequence[nearest.Row], rung: Rung, reason: str, others: Rows | None = None) -> Selection | None:
     """The best of the rows' tiles on this problem, unless one of `others` is well before it.
 
     Legality is asked when a tile's turn comes.
@@ -130,8 +130,10 @@ def _reranked(choice: Choice, rows: Sequence[nearest.Row], rung: Rung, reason: s
     picks, corrections, elsewhere = nearest.weighed(rows, partial(_evidence, choice))
     if not picks:
         return None
-    numbers = [*picks, *others]
-    factors = np.array([*corrections, *[math.inf if number in picks else elsewhere for number in others]])
+    numbers, factors = np.array([*picks], np.intp), np.array(corrections)
+    if others is not None:
+        factors = np.concatenate([factors, np.where(PAIRS.among(others, numbers), math.inf, elsewhere)])
+        numbers = np.concatenate([numbers, others])
     for index in best_first(Scorer(choice.problem, choice.arch, choice.fitted).totals(numbers) * factors, numbers):
         name, tile = PAIRS.pairs[numbers[index]]
         variant = choice.may.by_name[name]
@@ -139,7 +141,7 @@ def _reranked(choice: Choice, rows: Sequence[nearest.Row], rung: Rung, reason: s
             if index >= len(picks):
                 reason = f"the model puts it well before the tiles of the nearest rows, {rows[0].far:.2g} octaves away"
                 return choice.selection(variant, tile, "model", reason)
-            row = picks[numbers[index]]
+            row = picks[int(numbers[index])]
             return choice.selection(variant, tile, rung, reason, row.table, row.far, None, row.entry)
     return None
 
@@ -161,7 +163,7 @@ def _faster_net(choice: Choice, entry: TableEntry) -> Variant | None:
 
 
 def _modelled(choice: Choice) -> Selection | None:
-    for time_us, variant, tile in legal(choice.may, choice.may.candidates(), choice.fitted):
+    for time_us, variant, tile in best_of(choice.may, choice.may.able(), choice.fitted):
         return choice.selection(variant, tile, "model", f"no row is near; the model puts it first, at {time_us:.4g} us")
     return None
 

@@ -14,17 +14,18 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from heuristics.beside import copy_us, last_arriver_us, second_launch_us
+from heuristics.beside import NOTHING, copy_us, last_arriver_us, second_launch_us, some
 from heuristics.coefficients import Fitted, in_force
 from heuristics.pairs import OPAQUE, PAIRS, TILED, VECTOR, Array, Flags, Rows
 from heuristics.roof import NET_LAUNCH_US, library_us
-from heuristics.sizes import Size, Sizes, holds
-from heuristics.tile_cost import ProblemClass, Setting, StreamCosts, TileCosts, join, setting
+from heuristics.sizes import Size, Sizes, holds, larger
+from heuristics.tile_columns import StreamCosts, TileCosts
+from heuristics.tile_cost import STARTED, ProblemClass, Setting, join, setting
 from kernel_zoo.spec import Arch, Estimate, GemmProblem, TileConfig
 
 _ROOF_EXPONENT: Final = 8.0  # joins the SMs' time and device memory's: both at once cost a little more than the longer
-_STARTED: Final = 0.2  # of a launch, where it begins early
 _REREAD: Final = 0.25  # of what is asked of device memory again; most is still there
+_ONE: Final = np.array(1.0)  # numpy is quicker with arrays than with numbers
 _PARTS: Final = ("launch", "main loop", "fill and store", "device memory", "reduction", "copy")
 
 
@@ -36,8 +37,8 @@ class Costs(NamedTuple):
     main: Array
     ends: Array
     memory: Array
-    reduction: Array
-    copy: Array
+    reduction: Size
+    copy: Size
 
 
 class Scorer:
@@ -50,17 +51,17 @@ class Scorer:
         self._setting = setting(ProblemClass.of(problem), arch, self._kernels)
         self._empty = problem.empty
 
-    def costs(self, numbers: Sequence[int]) -> Costs:
+    def costs(self, numbers: Sequence[int] | Rows) -> Costs:
         """The costs of candidates given by their numbers in `pairs`. An empty problem takes no time."""
-        rows = np.array(numbers, np.intp)
-        if self._empty or not numbers:
+        rows = np.asarray(numbers, np.intp)
+        if self._empty or not len(rows):
             return Costs(*np.zeros((len(Costs._fields), len(rows))))
         return costs(self._setting, rows, Sizes.of(self.problem), lambda: library_us(self.problem, self.arch))
 
-    def totals(self, numbers: Sequence[int]) -> Array:
+    def totals(self, numbers: Sequence[int] | Rows) -> Array:
         """The same without what they are made of."""
-        rows = np.array(numbers, np.intp)
-        if self._empty or not numbers:
+        rows = np.asarray(numbers, np.intp)
+        if self._empty or not len(rows):
             return np.zeros(len(rows))
         return totals(self._setting, rows, Sizes.of(self.problem), lambda: library_us(self.problem, self.arch))
 
@@ -108,8 +109,13 @@ def costs(setting: Setting, rows: Rows, sizes: Sizes, library: Callable[[], Size
     """
     found = np.empty((len(Costs._fields), len(rows)))
     for where, part in _by_kind(setting, rows, sizes, library):
-        found[:, where] = np.stack(part)
+        _put(found, where, part)
     return Costs(*found)
+
+
+def _put(found: Array, where: Any, part: Costs) -> None:
+    for row, column in zip(found, part, strict=True):
+        row[where] = column
 
 
 @np.errstate(all="ignore")
@@ -124,7 +130,7 @@ def totals(setting: Setting, rows: Rows, sizes: Sizes, library: Callable[[], Siz
 def _by_kind(setting: Setting, rows: Rows, sizes: Sizes, library: Callable[[], Size]) -> Iterator[tuple[Any, Costs]]:
     """The candidates of each kind, and their costs."""
     kinds = PAIRS.kinds(rows)
-    if not kinds.any():
+    if not some(kinds):  # all are TILED
         yield slice(None), _tiles_of(setting, rows, sizes)
         return
     for kind, cost in ((TILED, _tiles_of), (VECTOR, _vectors_of)):
@@ -150,7 +156,7 @@ def _vectors_of(setting: Setting, rows: Rows, sizes: Sizes) -> Costs:
     for side in (True, False):
         where = (narrow_m == side).nonzero()[0]
         if len(where):
-            found[:, where] = np.stack(_gemv(setting, setting.streams(side, rows[where]), _at(sizes, where), side))
+            _put(found, where, _gemv(setting, setting.streams(side, rows[where]), _at(sizes, where), side))
     return Costs(*found)
 
 
@@ -164,46 +170,56 @@ def _part(size: Size, where: Rows) -> Size:
 
 def _tiles(s: Setting, t: TileCosts, sizes: Sizes) -> Costs:
     """Tiled products: any variant but gemv."""
-    sms = s.arch.sm_count
-    tiles_m, tiles_n = np.ceil(sizes.m / t.side_m), np.ceil(sizes.n / t.side_n)
-    steps = np.ceil(sizes.k / t.range_k)
-    programs = tiles_m * tiles_n * (sizes.batch * t.split_k)
-    per_sm = np.ceil(programs / sms)
+    tiles_m, tiles_n, steps, blocks = np.ceil(np.array((sizes.m, sizes.n, sizes.k, sizes.k), float).reshape(4, -1) / t.spans)
+    tiles = tiles_m * tiles_n
+    programs = tiles * (sizes.batch * t.split_k)
+    per_sm = np.ceil(programs / s.sms)
     together = np.minimum(per_sm, t.fit)
-    busy = np.minimum(programs, sms)
+    busy = np.minimum(programs, s.sms)
 
-    single = together == 1
-    port = np.where(single, t.alone, t.shared)
-    traffic = t.traffic_a * _more(s, sizes.pitch_a) + t.traffic_b * _more(s, sizes.pitch_b)
+    port, later = np.where(together == _ONE, t.alone, t.shared)
+    traffic, filled = _traffic(s, t, sizes)
     moved = np.maximum(traffic / np.minimum(t.together / busy, port), t.issue)
     joined = (t.work + moved**t.overlap) ** t.inverse
-    step = np.maximum(t.wait / together, joined + t.step / together)
+    wait, beside = t.waits / together
+    step = np.maximum(wait, joined + beside)
 
-    ends_once = t.ends + traffic / t.alone + t.tail * (sizes.k % t.block_k > 0)
-    ends = ends_once * (1 + (np.ceil(per_sm / together) - 1) * np.where(single, t.later, t.hidden))
+    ends_once = filled + t.tail * (blocks * t.spans[3] > sizes.k)
+    ends = ends_once * (_ONE + (np.ceil(per_sm / together) - _ONE) * later)
     main = per_sm * steps * step
-    if t.hands.max() > 1:  # ends hide under the other tile's products, as far as those last
-        ends = np.where(t.hands > 1, np.maximum(ends, np.ceil(per_sm / t.hands) * (steps * step + ends_once) - main), ends)
+    if some(t.hands):  # ends hide under the other tile's products, as far as those last
+        hidden = np.ceil(per_sm / t.hands) * (steps * step + ends_once) - main
+        ends = np.where(t.hands != 0, np.maximum(ends, hidden), ends)
     memory = _memory_bytes(s, t, sizes, tiles_m, tiles_n, busy * together) / t.memory
-    reduction = second_launch_us(s, sizes, t.split_k, t.reduce, t.memory, t.partial)
-    if t.visit.any():
-        reduction = np.where(t.visit > 0, last_arriver_us(s, sizes, t, tiles_m * tiles_n), reduction)
+    reduction = second_launch_us(s, sizes, t.split_k, t.second, t.memory, t.partial)
+    reduction = last_arriver_us(s, sizes, t, tiles, reduction)
     copy = copy_us(sizes, t)
-    launch = _launch_us(s, sizes, t.launch, t.early)
-    total = (launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction + copy) * t.factor
-    return Costs(total, launch, main, ends, memory, reduction, copy)
+    launch = _launch_us(s, sizes, t.launch, t.begun, t.early)
+    total = launch + join(main, memory, _ROOF_EXPONENT) + ends
+    for more in (reduction, copy):
+        total = total if more is NOTHING else total + more
+    return Costs(total * t.factor, launch, main, ends, memory, reduction, copy)
 
 
-def _launch_us(s: Setting, sizes: Sizes, launch: Size, early: Array) -> Size:
+def _launch_us(s: Setting, sizes: Sizes, launch: Size, begun: Size, early: Array) -> Size:
     """A launch; what is left of it where it begins while the one before it ends."""
     products = sizes.batch * sizes.m * sizes.n * sizes.k * s.item / (s.arch.tflops["bf16"] * 1e6)
-    roof = np.maximum(products, sizes.least_bytes / s.bandwidth)
-    return launch * np.where(roof <= early, _STARTED, 1.0)
+    roof = larger(products, sizes.least_bytes / s.bandwidth)
+    return np.where(roof <= early, begun, launch)
+
+
+def _traffic(s: Setting, t: TileCosts, sizes: Sizes) -> tuple[Array, Array]:
+    """Bytes of a k block from L2; a program's ends with their way."""
+    more_a, more_b = _more(s, sizes.pitch_a), _more(s, sizes.pitch_b)
+    if not isinstance(more_a, np.ndarray) and more_a == more_b == 1.0:
+        return t.traffic, t.filled
+    traffic = t.traffic_a * more_a + t.traffic_b * more_b
+    return traffic, t.ends + traffic / t.alone[0]
 
 
 def _more(s: Setting, number: Size) -> Size:
     """By how much a pitch, given by its number, multiplies the traffic of the lines."""
-    return s.more[number.astype(np.intp)] if isinstance(number, np.ndarray) else s.more[number]
+    return s.more.take(number.astype(np.intp)) if isinstance(number, np.ndarray) else s.more[number]
 
 
 def _memory_bytes(s: Setting, t: TileCosts, sizes: Sizes, tiles_m: Array, tiles_n: Array, wave: Array) -> Size:
@@ -214,16 +230,16 @@ def _memory_bytes(s: Setting, t: TileCosts, sizes: Sizes, tiles_m: Array, tiles_
     if not large_a and not large_b:
         return sizes.least_bytes
     # Bands of group_m tiles run along the kernel's N, which is the problem's M where the operands are swapped.
-    swap = t.swap > 0 if t.swap.any() else None
+    swap = t.swap > 0 if some(t.swap) else None
     banded, along = _swapped(swap, tiles_m, tiles_n)
     across = np.minimum(np.ceil(wave / np.minimum(t.group_m, banded)), along)
     down = np.minimum(np.ceil(wave / across), banded)
     wave_m, wave_n = _swapped(swap, down, across)  # tiles of a wave along the problem's sides
     again: Size = 0.0
     if large_a:
-        again += (np.ceil(tiles_n / wave_n) - 1) * (bytes_a * (bytes_a > s.cache_bytes))
+        again = (np.ceil(tiles_n / wave_n) - _ONE) * (bytes_a * (bytes_a > s.cache_bytes))
     if large_b:
-        again += (np.ceil(tiles_m / wave_m) - 1) * (bytes_b * (bytes_b > s.cache_bytes))
+        again = again + (np.ceil(tiles_m / wave_m) - _ONE) * (bytes_b * (bytes_b > s.cache_bytes))
     return sizes.least_bytes + _REREAD * sizes.batch * again
 
 
@@ -236,20 +252,20 @@ def _gemv(s: Setting, t: StreamCosts, sizes: Sizes, narrow_m: bool) -> Costs:
     c, arch = s.vector, s.arch
     narrow, wide = (sizes.m, sizes.n) if narrow_m else (sizes.n, sizes.m)
     programs = np.ceil(wide / t.block_n) * (sizes.batch * t.split_k)
-    per_sm = np.ceil(programs / arch.sm_count)
+    per_sm = np.ceil(programs / s.sms)
     registers = t.threads * np.minimum(255, t.each * (narrow + 1) + 40)
     together = np.minimum(per_sm, np.maximum(1, np.minimum(t.held, arch.registers_per_sm // registers)))
 
-    moved = t.traffic * _more(s, sizes.pitch_b if narrow_m else sizes.pitch_a) * np.minimum(programs, arch.sm_count)
+    moved = t.traffic * _more(s, sizes.pitch_b if narrow_m else sizes.pitch_a) * np.minimum(programs, s.sms)
     step = np.maximum(np.maximum(t.work * narrow, moved), (c.latency + c.step) / together)
     ends = (c.fill + c.store + 0.05 + t.tree * narrow) * (1 + 0.3 * (np.ceil(per_sm / together) - 1))
     main = per_sm * np.ceil(sizes.k / t.range_k) * step
     memory_rate, partial_rate = s.rates(c)
     memory = t.waste * (sizes.least_bytes / memory_rate)
-    reduction = second_launch_us(s, sizes, t.split_k, c.second + c.store, memory_rate, partial_rate)
-    launch = _launch_us(s, sizes, c.launch, t.early)
+    reduction = second_launch_us(s, sizes, t.split_k, t.second, memory_rate, partial_rate)
+    launch = _launch_us(s, sizes, c.launch, c.launch * STARTED, t.early)
     total = (launch + join(main, memory, _ROOF_EXPONENT) + ends + reduction) * t.factor
-    return Costs(total, launch, main, ends, memory, reduction, np.zeros_like(total))
+    return Costs(total, launch, main, ends, memory, reduction, NOTHING)
 
 
 __all__ = ["Costs", "Fitted", "Scorer", "Sizes", "costs", "times_us", "totals"]

@@ -12,16 +12,14 @@ if TYPE_CHECKING:
     from heuristics.table import ProblemKey, TableEntry
 
 OCTAVE: Final = 1.0  # rows farther than this say nothing about a problem
-#: Of M, N, K and batch: K changes how long a tile runs, the others which tiles there are.
-_WEIGHTS: Final = np.array([1.0, 1.0, 0.5, 1.0])
+_K_WEIGHT: Final = 0.5  # beside M, N and batch: K changes how long a tile runs, the others which tiles there are
 
 
 def position(key: ProblemKey) -> Array | None:
     """Sizes on a scale of octaves, weighted; None for an empty problem, which is near nothing."""
     if min(key.m, key.n, key.k, key.batch) <= 0:
         return None
-    placed: Array = np.array((math.log2(key.m), math.log2(key.n), math.log2(key.k), math.log2(key.batch))) * _WEIGHTS
-    return placed
+    return np.array((math.log2(key.m), math.log2(key.n), _K_WEIGHT * math.log2(key.k), math.log2(key.batch)))
 
 
 def distance(a: ProblemKey, b: ProblemKey) -> float:
@@ -58,10 +56,11 @@ class RowGroup:
             return []
         far = _apart(here, self._places)
         found: list[tuple[float, int]] = []
-        while len(found) < min(count, len(far)):
+        for _ in range(min(count, len(far))):
             index = int(far.argmin())
-            if far[index] > within:
+            least = float(far[index])
+            if least > within:
                 break
-            found.append((float(far[index]), index))
+            found.append((least, index))
             far[index] = math.inf
         return found

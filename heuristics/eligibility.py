@@ -25,6 +25,7 @@ class Eligibility:
         """Raises UnknownVariantError where the policy names a variant that is not registered."""
         self.problem, self.arch, self.variants, self.policy = problem, arch, variants, policy
         self.by_name = {variant.name: variant for variant in variants}
+        self._restricts = bool(policy.exclude) or problem.deterministic  # else policy has nothing against any variant
         self.resources, self.legality = resources, Legality(problem, arch, resources)
         for name in (*sorted(policy.exclude), *([policy.variant] if policy.variant is not None else [])):
             if name not in self.by_name:
@@ -32,19 +33,28 @@ class Eligibility:
 
     def candidates(self) -> list[Variant]:
         """The variants that the model may propose."""
-        return [variant for variant in self.variants if self.unasked(variant) is None and self._by_policy(variant) is None]
+        found = [variant for variant in self.variants if self._unbidden(variant)]
+        return [variant for variant in found if self._by_policy(variant) is None] if self._restricts else found
+
+    def able(self) -> list[Variant]:
+        """Those of the candidates that take the problem."""
+        return self.legality.supported(self.candidates())
+
+    def _unbidden(self, variant: Variant) -> bool:
+        """Whether a variant may serve without being asked for: the zoo's kernels may, and the net where the fastest is wanted."""
+        return variant.origin != "user" and (variant.name != NET or self.policy.prefer == "fastest")
 
     def unasked(self, variant: Variant) -> Refusal | None:
-        """Whether a variant may serve without being asked for: the zoo's kernels may."""
+        """Why a variant may not serve without being asked for."""
+        if self._unbidden(variant):
+            return None
         if variant.origin == "user":
             return Refusal("unasked", f"{variant.name} is registered by the user", "to be forced, or named by a row of a table")
-        if variant.name == NET and self.policy.prefer != "fastest":
-            return Refusal("net", f"{variant.name} is the net", 'a call that nothing else can serve, or prefer="fastest"')
-        return None
+        return Refusal("net", f"{variant.name} is the net", 'a call that nothing else can serve, or prefer="fastest"')
 
     def refusal(self, variant: Variant, tile: TileConfig | None = None, forced: bool = False) -> Refusal | None:
         """Policy and legality of a pick. What the caller forces is not held back by what it excludes."""
-        refusal = self._by_policy(variant)
+        refusal = self._by_policy(variant) if self._restricts else None
         if refusal is not None and not (forced and refusal.rule == "excluded"):
             return refusal
         if forced and self.problem.batch_invariant and self._varies(variant, tile):

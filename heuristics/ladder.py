@@ -9,7 +9,26 @@ from heuristics.eligibility import Eligibility
 from heuristics.policy import NET, NoVariantError
 from heuristics.selection import Rung, Selection
 from heuristics.table import HeuristicTable, Measurement, ProblemKey, TableEntry
-from kernel_zoo.spec import TileConfig, Variant
+from kernel_zoo.spec import Arch, TileConfig, Variant
+
+_Related = tuple[tuple[HeuristicTable, ...], tuple[HeuristicTable, ...], Fitted | None]
+_last: tuple[tuple[HeuristicTable, ...], Arch | None, _Related] = ((), None, ((), (), None))
+
+
+def _related(tables: tuple[HeuristicTable, ...], arch: Arch) -> _Related:
+    """A device's own tables, those of others of its capability, and the coefficients; the last answer is kept.
+
+    Tables and devices are frozen and told by identity: a process asks about the same ones over and over.
+    """
+    global _last
+    known, device, found = _last
+    if known is not tables or device is not arch:
+        kin = sorted(((table.kinship(arch), table) for table in tables), key=lambda item: item[1].origin == "packaged")
+        own = tuple(table for kinship, table in kin if kinship == "exact")
+        foreign = tuple(table for kinship, table in kin if kinship == "borrowed")
+        found = own, foreign, next((table.model for table in (*own, *foreign) if table.model), None)
+        _last = tables, arch, found
+    return found
 
 
 class Choice:
@@ -24,10 +43,7 @@ class Choice:
 
     def __init__(self, may: Eligibility, tables: Iterable[HeuristicTable]) -> None:
         self.may, self.problem, self.arch, self.policy = may, may.problem, may.arch, may.policy
-        related = sorted(((table.kinship(may.arch), table) for table in tables), key=lambda item: item[1].origin == "packaged")
-        self.own = [table for kinship, table in related if kinship == "exact"]
-        self.foreign = [table for kinship, table in related if kinship == "borrowed"]
-        self.fitted: Fitted | None = next((table.model for table in (*self.own, *self.foreign) if table.model), None)
+        self.own, self.foreign, self.fitted = _related(tuple(tables), may.arch)
         self.notes: list[str] = []
 
     def rows(self, key: ProblemKey, tables: Iterable[HeuristicTable]) -> Iterator[tuple[HeuristicTable, TableEntry]]:

@@ -5,6 +5,8 @@ A variant's own rules come first; then what its binary was seen to need, where t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from heuristics.resources import ResourceTable
 from kernel_zoo.spec import Arch, GemmProblem, Refusal, TileConfig, Variant
 
@@ -23,6 +25,10 @@ class Legality:
         self.problem, self.arch, self.resources = problem, arch, resources
         self._needs = resources.for_problem(problem) if resources is not None else None
         self._unsupported: dict[str, tuple[Variant, Refusal | None]] = {}
+
+    def supported(self, variants: Iterable[Variant]) -> list[Variant]:
+        """Those that may serve with some tile, if any fits."""
+        return [variant for variant in variants if variant.supports(self.problem, self.arch) is None]
 
     def refusal(self, variant: Variant, tile: TileConfig | None = None) -> Refusal | None:
         """Why the variant (with the tile) may not serve; None where it may."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final, Protocol
+
+import numpy as np
 
 from heuristics.coefficients import COEFFICIENTS, Coefficients, Fitted
 from heuristics.cost import Scorer, times_us
-from heuristics.pairs import PAIRS, Array
+from heuristics.pairs import PAIRS, Array, Rows
 from heuristics.roof import rate, ridge, roof_us
 from kernel_zoo.spec import Arch, Candidate, Estimate, GemmProblem, Refusal, TileConfig, Variant
 
 _EQUAL: Final = 1.005  # estimates this close are equal: what the kernels need beside time decides
 _MOST_EQUAL: Final = 8  # candidates that are compared so
+_NO_TILE: Final = (None,)
 PER_VARIANT: Final = 2  # candidates that each variant sends to a tuner, whatever the model thinks of it
 
 
@@ -46,27 +50,29 @@ def legal(
     Ties go to the least scratch memory, then to the tile that moves the fewest bytes for its products, then to the variant and the
     tile mentioned first.
     """
-    numbers, owners = proposals(may, variants)
+    return best_of(may, [variant for variant in variants if may.refusal(variant) is None], fitted)
+
+
+def best_of(
+    may: Judge, able: Iterable[Variant], fitted: Fitted | None = None
+) -> Iterator[tuple[float, Variant, TileConfig | None]]:
+    """The same of variants that are known to take the problem."""
+    by_name = {variant.name: variant for variant in able}
+    numbers = proposals(may, by_name.values())
     times = Scorer(may.problem, may.arch, fitted).totals(numbers)
     for index in best_first(times, numbers):
-        tile = PAIRS.pairs[numbers[index]][1]
-        if tile is None or may.refusal(owners[index], tile) is None:
-            yield float(times[index]), owners[index], tile
+        name, tile = PAIRS.pairs[numbers[index]]
+        if tile is None or may.refusal(by_name[name], tile) is None:
+            yield float(times[index]), by_name[name], tile
 
 
-def proposals(may: Judge, variants: Iterable[Variant]) -> tuple[list[int], list[Variant]]:
-    """What the variants that take the problem propose: numbers in `pairs`, and whose they are. Tiles are not checked."""
-    numbers: list[int] = []
-    owners: list[Variant] = []
-    for variant in variants:
-        if may.refusal(variant) is None:
-            found = PAIRS.numbers(variant.name, variant.space(may.problem, may.arch) if variant.recipe is not None else (None,))
-            numbers += found
-            owners += [variant] * len(found)
-    return numbers, owners
+def proposals(may: Judge, able: Iterable[Variant]) -> Rows:
+    """What variants that take the problem propose: numbers in `pairs`. Tiles are not checked."""
+    found = [PAIRS.rows(v.name, v.space(may.problem, may.arch) if v.recipe is not None else _NO_TILE) for v in able]
+    return np.concatenate(found) if found else np.empty(0, np.intp)
 
 
-def best_first(times_us: Array, numbers: Sequence[int]) -> Iterator[int]:
+def best_first(times_us: Array, numbers: Sequence[int] | Rows) -> Iterator[int]:
     """Indices by time, ties broken."""
     order, times = times_us.argsort(kind="stable").tolist(), times_us.tolist()
     start = 0
@@ -77,10 +83,11 @@ def best_first(times_us: Array, numbers: Sequence[int]) -> Iterator[int]:
         if stop == start + 1:
             yield order[start]
         else:
-            yield from sorted(order[start:stop], key=lambda index: (*_needs(numbers[index]), index))
+            yield from sorted(order[start:stop], key=lambda index: (*_needs(int(numbers[index])), index))
         start = stop
 
 
+@lru_cache(maxsize=1 << 12)
 def _needs(number: int) -> tuple[int, float]:
     """Partial sums kept in scratch memory, in results, and bytes moved per product, both the less the better."""
     tile = PAIRS.pairs[number][1]

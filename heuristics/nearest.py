@@ -72,7 +72,9 @@ def borrowed(rows: Iterable[tuple[HeuristicTable, TableEntry]]) -> list[Row]:
 
 
 def _numbers(seen: Iterable[Measurement]) -> list[int]:
-    return [PAIRS.numbers(one.variant, (one.tile,))[0] for one in seen]
+    """The pairs that measurements propose to other problems. When programs may start is each problem's own affair."""
+    tiles = [one.tile.without("early") if one.tile is not None else None for one in seen]
+    return [PAIRS.numbers(one.variant, (tile,))[0] for one, tile in zip(seen, tiles, strict=True)]
 
 
 def weighed(
@@ -93,11 +95,11 @@ def weighed(
     picks: dict[int, Row] = {}
     sums: dict[int, float] = {}
     weights: dict[int, float] = {}
+    stands: dict[tuple[int, str, str, bool], bool] = {}
     for row in rows:
-        stands: dict[tuple[str, str, bool], bool] = {}
-        weight = 1 / (row.far + _BLUR)
+        owner, weight = id(row.table), 1 / (row.far + _BLUR)
         for place, (number, seen) in enumerate(zip(row.numbers, row.seen, strict=True)):
-            case = (seen.variant, seen.digest, place == 0)
+            case = (owner, seen.variant, seen.digest, place == 0)
             if case not in stands:
                 stands[case] = evidence(row.table, seen, place == 0)
             if stands[case]:

@@ -25,6 +25,7 @@ OPAQUE: Final = 2  # launches by itself: no tile
 
 _ROOM: Final = 256
 _KEPT: Final = 1 << 14  # tile objects known by their identity
+_SPACES: Final = 1 << 10  # tuples of tiles known by theirs
 
 
 class Columns(NamedTuple):
@@ -61,6 +62,7 @@ class Pairs:
             str, dict[int, int]
         ] = {}  # variant, then the tile object's id: hashing a tile costs as much as scoring it
         self._alive: list[TileConfig] = []  # the objects in _by_id, so that their ids stay theirs
+        self._spaces: dict[tuple[str, int], tuple[tuple[TileConfig | None, ...], Rows]] = {}  # alive for the same reason
         self._rows = np.empty((_ROOM, len(Columns._fields)))
         self._kinds = np.empty(_ROOM, np.int8)
         self._lock = threading.Lock()
@@ -75,6 +77,24 @@ class Pairs:
             return [known[id(tile)] for tile in tiles]
         except KeyError:
             return [self._number(variant, tile) for tile in tiles]
+
+    def rows(self, variant: str, tiles: Sequence[TileConfig | None]) -> Rows:
+        """The same as an array; it is kept beside a tuple, since kernels make their spaces once."""
+        if not isinstance(tiles, tuple):
+            return np.array(self.numbers(variant, tiles), np.intp)
+        found = self._spaces.get((variant, id(tiles)))
+        if found is None:
+            found = (tiles, np.array(self.numbers(variant, tiles), np.intp))
+            if len(self._spaces) >= _SPACES:
+                self._spaces = {}
+            self._spaces[variant, id(tiles)] = found
+        return found[1]
+
+    def among(self, numbers: Rows, some: Rows) -> Flags:
+        """Which of the numbers are among some others."""
+        listed = np.zeros(len(self.pairs), np.bool_)
+        listed[some] = True
+        return listed.take(numbers)
 
     def columns(self, start: int, stop: int) -> Columns:
         """The columns of the pairs from one number up to another."""

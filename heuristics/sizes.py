@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from kernel_zoo.spec import VECTOR_BYTES, GemmProblem, Operand
 
 Size = Any  # a number, or an array of one per candidate
+
+
+_PITCHES: Final = {64: 1, 32: 2, 16: 3}
 
 
 class Sizes(NamedTuple):
@@ -44,7 +47,17 @@ def _bytes(operand: Operand, batch: int) -> int:
 def pitch(operand: Operand) -> int:
     """What the distance between an operand's lines is a multiple of: 0 is 128 bytes, 1 is 64, 2 is 32, 3 is 16, 4 is less."""
     distance = operand.leading * operand.itemsize
-    return next((number for number, size in enumerate((128, 64, 32, 16)) if distance % size == 0), 4)
+    return _PITCHES.get(distance & -distance & 0xFF, 4) if distance % 128 else 0
+
+
+def larger(one: Size, other: Size) -> Size:
+    """The larger of two sizes; of plain numbers without numpy, which takes its time over those."""
+    return np.maximum(one, other) if isinstance(one, np.ndarray) or isinstance(other, np.ndarray) else max(one, other)
+
+
+def smaller(one: Size, other: Size) -> Size:
+    """The smaller of two sizes."""
+    return np.minimum(one, other) if isinstance(one, np.ndarray) or isinstance(other, np.ndarray) else min(one, other)
 
 
 def holds(condition: Any) -> bool:

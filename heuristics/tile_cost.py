@@ -15,6 +15,7 @@ import numpy as np
 from heuristics.coefficients import PITCHES, PLAIN, Coefficients, Kernels
 from heuristics.pairs import PAIRS, Array, Columns, Flags, Rows
 from heuristics.roof import EMULATION, peak
+from heuristics.tile_columns import WIDTH, StreamCosts, TileCosts, by_field
 from kernel_zoo.spec import ITEMSIZE, VECTOR_BYTES, Arch, GemmProblem
 
 _SMEM_CLOCK: Final = 128.0  # bytes a clock and SM
@@ -28,6 +29,7 @@ _CONFLICTS: Final = 5.8  # times that an FMA read of a K-major B is repeated for
 _ADDRESSES: Final = 48  # that a thread can hold beside its accumulator
 _NEIGHBOUR: Final = 0.6  # share of a later tile's ends that a neighbour's main loop leaves
 _VISIT: Final = 0.1  # of a partial tile in L2, beside its bytes
+STARTED: Final = 0.2  # of a launch, where it begins early
 _FLATTENED: Final = 0.25  # share of a later tile's ends that a flattened loop over tiles leaves
 
 
@@ -63,61 +65,6 @@ def loop(kind: ProblemClass, variant: str, *, tma: bool, resident: bool) -> str:
     return variant if narrowest >= VECTOR_BYTES else f"{variant} {'4-byte' if narrowest >= 4 else '2-byte'}"
 
 
-class TileCosts(NamedTuple):
-    """An element per candidate: its tile and what that costs. Times in microseconds, rates in bytes a microsecond."""
-
-    side_m: Array  # rows of the result that it covers
-    side_n: Array
-    block_k: Array
-    range_k: Array  # block_k, times the programs that share K
-    group_m: Array
-    split_k: Array
-    swap: Array
-    fit: Array  # programs an SM holds
-    work: Array  # a k block's arithmetic and shared memory traffic, to the power of `overlap`
-    traffic_a: Array  # its bytes of A from L2
-    traffic_b: Array
-    issue: Array  # issuing its loads through pointers
-    wait: Array  # a k block's time where nothing but latency decides
-    alone: Array  # the rate a program draws from L2 by itself
-    shared: Array  # ... and where others ask too
-    together: Array  # the rate all SMs draw
-    ends: Array  # a program's first block and its store, beside the block's traffic
-    later: Array  # the share of that which its second and later tiles pay, where it is alone on its SM
-    hidden: Array  # ... and where a neighbour's main loop hides some of it
-    memory: Array  # the rate of device memory
-    partial: Array  # the rate at which partial sums come from L2
-    launch: Array
-    step: Array
-    overlap: Array
-    inverse: Array  # of overlap
-    reduce: Array  # a second launch that reads nothing; the wait for the others' partial sums, where there is none
-    tail: Array  # what a k block that the matrices end in adds
-    hands: Array  # tiles that a program works on by turns
-    copies: Array  # operands are copied first where the copy engine cannot take them
-    visit: Array  # a last arriver's time for one partial tile; 0 where a second launch adds them up
-    result: Array  # ... and for the result that it then writes
-    early: Array  # the longest roof of what starts while the launch before it ends
-    factor: Array  # on the whole time
-
-
-class StreamCosts(NamedTuple):
-    """The same of a gemv, which streams one operand past a few rows of the other."""
-
-    block_n: Array  # lines of the streamed operand that it covers
-    range_k: Array
-    split_k: Array
-    threads: Array
-    each: Array  # elements of a block that a thread holds
-    held: Array  # programs that an SM has threads for
-    work: Array  # a block's arithmetic, for each of the few rows
-    traffic: Array  # its time on the way from L2 where one SM asks, to be multiplied by the SMs that ask
-    waste: Array  # bytes fetched over bytes used
-    tree: Array  # adding up a block's products, for each row
-    early: Array  # as a tile's
-    factor: Array  # on the whole time
-
-
 class Setting:
     """A class of problems on a device, with coefficients: its rates, and the costs of every pair.
 
@@ -126,6 +73,7 @@ class Setting:
         fma: products are formed on CUDA cores.
         bandwidth: of device memory; port: of L2, per SM. In bytes a microsecond.
         cache_bytes: operands up to this size stay in L2.
+        sms: the device's, as an array: numpy is quicker with those than with numbers.
         more: by how much lines of a pitch multiply their traffic, by `cost.pitch`.
     """
 
@@ -138,33 +86,38 @@ class Setting:
         self.bandwidth = arch.bandwidth_gbps * 1e3
         self.port = _L2_CLOCK * self.clock
         self.cache_bytes = arch.l2_bytes * _CACHE_SHARE
+        self.sms = np.array(float(arch.sm_count))
         self.more = np.array([1.0, *(1.0 + kernels.pitches[name] for name in PITCHES), 1.0])
         self.vector = kernels[loop(kind, "gemv", tma=False, resident=False)]
-        self._costs = np.empty((len(TileCosts._fields), 0))
+        self._costs = np.empty((0, WIDTH))
         self._streams = {side: np.empty((len(StreamCosts._fields), 0)) for side in (True, False)}
 
     def costs(self, numbers: Rows) -> TileCosts:
-        """The costs of those pairs."""
-        known, there_are = self._costs, len(PAIRS)  # read once: another thread may work out the same
-        first = known.shape[1]
-        if first < there_are:
-            new = np.stack(self._work_out(PAIRS.columns(first, there_are), PAIRS.tiles[first:there_are]))
-            known = self._costs = np.concatenate([known, new], axis=1)
-        return TileCosts(*known.take(numbers, axis=1))
+        """The costs of those pairs; where one is new here, of all that were numbered meanwhile, which takes no longer."""
+        known = self._costs  # read once: another thread may work out the same
+        first = len(known)
+        if first < len(PAIRS) and numbers.max(initial=-1) >= first:
+            there_are = len(PAIRS)
+            new = np.vstack(self._work_out(PAIRS.columns(first, there_are), PAIRS.tiles[first:there_are])).T
+            known = self._costs = np.concatenate([known, new])
+        return by_field(np.ascontiguousarray(known.take(numbers, axis=0).T))
 
     def streams(self, narrow_m: bool, numbers: Rows) -> StreamCosts:
         """The costs of those pairs as gemvs, which stream B where M is the narrow side, else A."""
         known = self._streams[narrow_m]
-        if known.shape[1] < len(PAIRS):
-            known = self._streams[narrow_m] = np.stack(self._stream_out(PAIRS.columns(0, len(PAIRS)), narrow_m))
+        first = known.shape[1]
+        if first < len(PAIRS) and numbers.max(initial=-1) >= first:
+            there_are = len(PAIRS)
+            new = np.stack(self._stream_out(PAIRS.columns(first, there_are), PAIRS.tiles[first:there_are], narrow_m))
+            known = self._streams[narrow_m] = np.concatenate([known, new], axis=1)
         return StreamCosts(*known.take(numbers, axis=1))
 
-    def _stream_out(self, t: Columns, narrow_m: bool) -> StreamCosts:
+    def _stream_out(self, t: Columns, tiles: Sequence[str], narrow_m: bool) -> StreamCosts:
         layout, align = self.kind.layouts[narrow_m], min(self.kind.aligns[narrow_m], VECTOR_BYTES)
         along = layout == "t" if narrow_m else layout == "n"
         name = loop(self.kind, "gemv", tma=False, resident=False)
         corrections = self.kernels.corrections(f"{name} {'along' if along else 'across'}")
-        work, factor = np.array([corrections.get(tile, PLAIN) for tile in PAIRS.tiles[: len(t.warps)]]).T
+        work, factor = np.array([corrections.get(tile, PLAIN) for tile in tiles]).T
         threads, block = 32 * t.warps, t.block_n * t.block_k
         waste = sector_waste((t.block_k if along else t.block_n) * self.item) * (VECTOR_BYTES / align) ** 0.5
         rate = self.arch.tflops["fp32"] * 1e6 / self.arch.sm_count * self.vector.compute
@@ -172,7 +125,7 @@ class Setting:
             t.block_n, t.block_k * t.split_k, t.split_k, threads, block // threads,
             np.minimum(32, self.arch.threads_per_sm // threads), 2 * work * block / rate,
             block * self.item * waste / (self.port * self.vector.l2 * self.arch.sm_count), waste,
-            0.01 * t.block_n * (t.warps if along else 1), self._early(t), factor,
+            0.01 * t.block_n * (t.warps if along else 1), _second(t, self.vector), self._early(t), factor,
         )  # fmt: skip
 
     def _early(self, t: Columns) -> Array:
@@ -208,15 +161,18 @@ class Setting:
         ends = c.fill + c.store + 2 * stored / alone + epilogue
         later = np.where(t.resident > 0, c.resident, 1.0) * np.where(t.flatten > 0, _FLATTENED, 1.0)
         fit = np.where(t.sole > 0, 1, _programs_per_sm(t, self.item, self.arch))
-        visit = np.where(t.fused > 0, _VISIT + 4 * elements / (alone * c.partial), 0.0)
+        visit = _VISIT + 4 * elements / (alone * c.partial)
         result = elements * (self.out_item + self.extra_item) / alone + epilogue
+        traffic_a, traffic_b = np.where(swap, traffic_n, traffic_m), np.where(swap, traffic_m, traffic_n)
         return TileCosts(
-            *_sides(t), t.block_k, t.block_k * t.split_k, t.group_m, t.split_k, t.swap, fit, work**c.overlap,
-            np.where(swap, traffic_n, traffic_m), np.where(swap, traffic_m, traffic_n),
-            self._issue_us(t) * c.issue,
-            c.latency / depth + c.step, alone, shared, shared * self.arch.sm_count, ends, later, later * _NEIGHBOUR,
-            *self.rates(c), c.launch, c.step, c.overlap, 1 / c.overlap, c.second + c.store,
-            np.where(t.tma > 0, 0.0, c.tail), t.hands, t.copies, visit, result, self._early(t), factors[:, 1],
+            np.stack((*_sides(t), t.block_k * t.split_k, t.block_k)), np.stack((c.latency / depth + c.step, c.step)),
+            np.stack((alone, later)), np.stack((shared, later * _NEIGHBOUR)),
+            t.group_m, t.split_k, t.swap, fit, work**c.overlap,
+            traffic_a, traffic_b, traffic_a + traffic_b, self._issue_us(t) * c.issue,
+            shared * self.arch.sm_count, ends, ends + (traffic_a + traffic_b) / alone,
+            *self.rates(c), c.launch, c.launch * STARTED, c.overlap, 1 / c.overlap, c.second + c.store,
+            np.where(t.fused > 0, 0.0, _second(t, c)), np.where((t.fused > 0) & (t.split_k > 1), t.split_k * visit + result, 0.0),
+            np.where(t.tma > 0, 0.0, c.tail), np.where(t.hands > 1, t.hands, 0.0), t.copies, self._early(t), factors[:, 1],
         )  # fmt: skip
 
     def _loops(self, t: Columns) -> tuple[list[str], Rows]:
@@ -269,6 +225,11 @@ class Setting:
             clocks = clocks + count / 32 * (2.0 if align >= 4 else 9.0)
         crowding = np.maximum(1.0, loads / _ADDRESSES)  # a thread's addresses beyond its registers are spilled
         return np.where(t.tma > 0, 0.0, clocks * crowding / self.clock)
+
+
+def _second(t: Columns, c: Any) -> Array:
+    """A second launch for partial sums, as far as it does not depend on their size."""
+    return np.where(t.split_k > 1, c.second + c.store + 0.02 * t.split_k, 0.0)
 
 
 def _sides(t: Columns) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ any variant.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -24,7 +25,8 @@ class Traits(NamedTuple):
         hands: tiles that a program works on by turns, so that one's ends hide under the other's products.
         copies: operands whose lines are not aligned to 16 bytes are copied first, by a launch of their own.
         fused: where K is split, the last program of a tile to arrive adds up its partial sums; there is no second launch.
-        early_us: from capability 9.0 on, products whose roof is at most so long start while the launch before them ends.
+        early_us: from capability 9.0 on, products whose roof is at most so long start while the launch before them ends, unless
+            the tile's knob `early` decides it.
     """
 
     vector: bool = False
@@ -65,4 +67,7 @@ def traits_of(variant: str, tile: TileConfig | None = None) -> Traits:
     if tile is None or not tile.knobs:
         return known
     knobs = dict(tile.knobs)
-    return known._replace(tma=known.tma or bool(knobs.get("tma")), resident=known.resident or bool(knobs.get("persistent")))
+    known = known._replace(tma=known.tma or bool(knobs.get("tma")), resident=known.resident or bool(knobs.get("persistent")))
+    if known.early_us and "early" in knobs:
+        known = known._replace(early_us=math.inf if knobs["early"] else 0.0)
+    return known

@@ -223,74 +223,93 @@ def pieces_of(acc, COLS: gl.constexpr):
 
 @gluon.jit
 def store_pieces(
-    acc, matrix, row, col, OUT, out_lines, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
-    ROWS: gl.constexpr, COLS: gl.constexpr, FIRST: gl.constexpr, BUFFERS: gl.constexpr, OUT_TMA: gl.constexpr,
-    OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
+    pieces, matrix, row, col, OUT, out_lines, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
+    ROWS: gl.constexpr, COLS: gl.constexpr, BUFFERS: gl.constexpr, GROUP: gl.constexpr, SINCE: gl.constexpr,
+    OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+    WIDE: gl.constexpr,
 ):  # fmt: skip
-    """Finish and store an accumulator whose first element is at (row, col), a piece after the other through a ring of buffers.
+    """Finish and store pieces of 64 rows and COLS columns, the first at (row, col), GROUP at a time through a ring of buffers.
 
-    The batch's results lie out_lines lines apart under OUT's descriptor; OUT_TRANSPOSED: those lines are columns. A buffer is
-    written again once the copy engine has read what it held; the stores themselves are not waited for. Where the output cannot be
-    laid under a descriptor, the buffer turns the accumulator's order into one that writes whole stretches of a row.
+    The batch's results lie out_lines lines apart under OUT's descriptor; OUT_TRANSPOSED: those lines are columns. A group's buffers
+    are written again once the copy engine has read what they held, SINCE of its later orders left aside; the stores themselves are
+    not waited for. Where the output cannot be laid under a descriptor, a buffer turns the accumulator's order into one that writes
+    whole stretches of a row.
     """
     C, BIAS_PTR = reads[0], reads[1]
     if HAS_C:
         C += matrix.to(gl.int64) * reads[6]
     if BIAS != "none":
         BIAS_PTR += matrix.to(gl.int64) * reads[7]
-    pieces = pieces_of(acc, COLS)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     by_rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     DOWN: gl.constexpr = ROWS // 64
-    for i in gl.static_range(len(pieces)):
-        piece_row = row + (i % DOWN) * 64
-        piece_col = col + (i // DOWN) * COLS
-        rows = piece_row + gl.arange(0, 64, gl.SliceLayout(1, layout))
-        cols = piece_col + gl.arange(0, COLS, gl.SliceLayout(0, layout))
-        if WIDE:
-            rows = rows.to(gl.int64)
-            cols = cols.to(gl.int64)
-        result = finish(
-            pieces[i], scalars[0], scalars[1], C, BIAS_PTR, rows, cols, M, N,
-            reads[2], reads[3], reads[4], reads[5], HAS_C, BIAS, ACTIVATION, True,
-        ).to(staging.dtype)  # fmt: skip
-        buffer = staging.index(first_buffer + (FIRST + i) % BUFFERS)
+    for first in gl.static_range(0, len(pieces), GROUP):
         if OUT_TMA:
-            hopper.tma.store_wait(BUFFERS - 1)
+            hopper.tma.store_wait(BUFFERS - GROUP + SINCE)
+        for i in gl.static_range(first, first + GROUP):
+            piece_row = row + (i % DOWN) * 64
+            piece_col = col + (i // DOWN) * COLS
+            rows = piece_row + gl.arange(0, 64, gl.SliceLayout(1, layout))
+            cols = piece_col + gl.arange(0, COLS, gl.SliceLayout(0, layout))
+            if WIDE:
+                rows = rows.to(gl.int64)
+                cols = cols.to(gl.int64)
+            result = finish(
+                pieces[i], scalars[0], scalars[1], C, BIAS_PTR, rows, cols, M, N,
+                reads[2], reads[3], reads[4], reads[5], HAS_C, BIAS, ACTIVATION, True,
+            ).to(staging.dtype)  # fmt: skip
+            buffer = staging.index(first_buffer + i % BUFFERS)
             if OUT_TRANSPOSED:
                 buffer.permute((1, 0)).store(result)
-                hopper.fence_async_shared()
-                hopper.tma.async_copy_shared_to_global(OUT, [piece_col + matrix * out_lines, piece_row], buffer)
             else:
                 buffer.store(result)
-                hopper.fence_async_shared()
-                hopper.tma.async_copy_shared_to_global(OUT, [piece_row + matrix * out_lines, piece_col], buffer)
-        else:
-            buffer.store(result)
-            # The piece's place is one number; the offsets in it are the same for all pieces, and take few registers.
-            down = gl.arange(0, 64, gl.SliceLayout(1, by_rows))
-            across = gl.arange(0, COLS, gl.SliceLayout(0, by_rows))
-            mask = (down < M - piece_row)[:, None] & (across < N - piece_col)[None, :]
-            if WIDE:
-                down = down.to(gl.int64)
-                across = across.to(gl.int64)
-            corner = OUT + piece_row.to(gl.int64) * stride_om + piece_col.to(gl.int64) * stride_on
-            gl.store(corner + down[:, None] * stride_om + across[None, :] * stride_on, buffer.load(by_rows), mask=mask)
+            if not OUT_TMA:
+                # The piece's place is one number; the offsets in it are the same for all pieces, and take few registers.
+                down = gl.arange(0, 64, gl.SliceLayout(1, by_rows))
+                across = gl.arange(0, COLS, gl.SliceLayout(0, by_rows))
+                mask = (down < M - piece_row)[:, None] & (across < N - piece_col)[None, :]
+                if WIDE:
+                    down = down.to(gl.int64)
+                    across = across.to(gl.int64)
+                corner = OUT + piece_row.to(gl.int64) * stride_om + piece_col.to(gl.int64) * stride_on
+                gl.store(corner + down[:, None] * stride_om + across[None, :] * stride_on, buffer.load(by_rows), mask=mask)
+        if OUT_TMA:
+            hopper.fence_async_shared()
+            for i in gl.static_range(first, first + GROUP):
+                buffer = staging.index(first_buffer + i % BUFFERS)
+                piece_row = row + (i % DOWN) * 64
+                piece_col = col + (i // DOWN) * COLS
+                if OUT_TRANSPOSED:
+                    hopper.tma.async_copy_shared_to_global(OUT, [piece_col + matrix * out_lines, piece_row], buffer)
+                else:
+                    hopper.tma.async_copy_shared_to_global(OUT, [piece_row + matrix * out_lines, piece_col], buffer)
 
 
 @gluon.jit
 def store_tile(
-    sums, matrix, row, col, OUT, out_lines, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
-    ROWS: gl.constexpr, FIRST_N: gl.constexpr, COLS: gl.constexpr, BUFFERS: gl.constexpr, OUT_TMA: gl.constexpr,
-    OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
+    sums, matrix, row, col, result, out_lines, part, scalars, reads, M, N, stride_om, stride_on,
+    ROWS: gl.constexpr, FIRST_N: gl.constexpr, COLS: gl.constexpr, REST_COLS: gl.constexpr, BUFFERS: gl.constexpr,
+    GROUP: gl.constexpr, OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
-    """Finish and store a consumer's part of a tile: one accumulator, or two side by side."""
+    """Finish and store consumer `part`'s sums: of one accumulator, or of two side by side.
+
+    `result` is where they go: the output, the same for pieces of the second accumulator, and the buffers of both. REST_COLS: the
+    columns of that one's pieces. Where they are fewer than COLS these have a descriptor for their shape, and each its own buffer.
+    """
+    OUT, OUT_REST, staging, rest_staging = result[0], result[1], result[2], result[3]
+    pieces = pieces_of(sums[0], COLS)
+    if REST_COLS == COLS:
+        pieces = pieces + pieces_of(sums[1], COLS)
     store_pieces(
-        sums[0], matrix, row, col, OUT, out_lines, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
-        ROWS, COLS, 0, BUFFERS, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
+        pieces, matrix, row, col, OUT, out_lines, staging, part * BUFFERS, scalars, reads, M, N, stride_om, stride_on,
+        ROWS, COLS, BUFFERS, GROUP, 0, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
     )  # fmt: skip
-    if len(sums) == 2:
+    if len(sums) == 2 and REST_COLS != COLS:
+        target = OUT_REST if OUT_TMA else OUT
+        DOWN: gl.constexpr = ROWS // 64
         store_pieces(
-            sums[1], matrix, row, col + FIRST_N, OUT, out_lines, staging, first_buffer, scalars, reads, M, N, stride_om, stride_on,
-            ROWS, COLS, (ROWS // 64) * (FIRST_N // COLS), BUFFERS, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
+            pieces_of(sums[1], REST_COLS), matrix, row, col + FIRST_N, target, out_lines, rest_staging, part * DOWN, scalars, reads,
+            M, N, stride_om, stride_on,
+            ROWS, REST_COLS, DOWN, DOWN, len(pieces), OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
         )  # fmt: skip

@@ -36,6 +36,7 @@ _ROOMY: Final = 128  # registers of an accumulator beside which any epilogue fin
 OVERHEAD_BYTES: Final = 512
 EARLY_US: Final = 8.0  # one program an SM, wherever it starts: early starts pay for longer launches than elsewhere
 _KNOBS: Final = frozenset({"early", "serpentine", "swap"})
+_FEWER: Final = 0.8
 _MANY_TILES: Final = 512  # from here on, how many tile rows are walked together shows
 
 Sides = tuple[int, int, int]
@@ -49,13 +50,19 @@ class Build:
         first_n: columns of the first accumulator; those of the second are the rest.
         consumers: groups of four warps.
         parts: consumers that share a tile's rows; 1 where each has tiles of its own.
-        stages: ring depths, the best guess first.
+        stages: ring depths, the best guess first; the last leaves room for results in fp32.
     """
 
     first_n: int
     consumers: int
     parts: int
     stages: tuple[int, ...]
+
+
+class Family(dict[Sides, Build]):
+    """A kernel's builds by (block_m, block_n, block_k), best guesses first. There is one of each, so that identity is its hash."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +90,55 @@ def out_through_tma(out: Operand, arch: Arch) -> bool:
     return stores_through_tma(out.T if out.layout == "t" else out, arch)
 
 
-def piece_columns(build: Build, block_n: int, out: Operand, c: Operand | None, bias: Operand | None) -> int:
-    """Columns of a piece of the result: a line of 128 bytes, but no more than a narrow second accumulator has.
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How a result goes to memory: through buffers for pieces of it, some of which are stored together.
 
-    Less where the epilogue reads a matrix, since every element of a piece then has addresses in registers.
+    Attributes:
+        columns: of a piece: a line of 128 bytes, or less.
+        rest_columns: of a piece of the second accumulator; 0 where there is none. Where it is narrower than a line its pieces have
+            buffers of their own.
+        buffers: for pieces of `columns`, of each consumer. They divide its pieces, so that each tile begins with the same one.
+        group: pieces that are written before the first of them is stored.
+        total_bytes: shared memory of the whole program: these buffers, the ring, and what is beside them.
     """
-    reads = _matrices_read(c, bias) > 0
-    return min(_PIECE_BYTES // out.itemsize, block_n - build.first_n or block_n, _READ_COLUMNS if reads else block_n)
+
+    columns: int
+    rest_columns: int
+    buffers: int
+    group: int
+    total_bytes: int
+
+    @classmethod
+    def of(cls, build: Build, tile: TileConfig, itemsize: int, out: Operand, reads: int, limit: int) -> Staging:
+        """As many buffers as fit `limit` bytes, at least one.
+
+        Args:
+            build: the program.
+            tile: its tile.
+            itemsize: bytes of an input's element.
+            out: the result.
+            reads: matrices that the epilogue reads. Every element of a piece then has addresses in registers, so pieces are narrow.
+            limit: shared memory of a block in bytes.
+        """
+        line = min(_PIECE_BYTES // out.itemsize, _READ_COLUMNS if reads else tile.block_n)
+        rest = tile.block_n - build.first_n
+        columns, rest_columns = min(line, build.first_n), min(line, rest)
+        down = tile.block_m // build.parts // PIECE_ROWS
+        apart = 0 < rest_columns < columns
+        pieces = down * ((build.first_n if apart else tile.block_n) // columns)
+        line_bytes = build.consumers * PIECE_ROWS * out.itemsize
+        fixed = tile.num_stages * (tile.block_m + tile.block_n) * tile.block_k * itemsize + OVERHEAD_BYTES
+        fixed += down * rest_columns * line_bytes if apart else 0
+        counts = [count for count in range(1, pieces + 1) if pieces % count == 0]
+        buffers = max((count for count in counts if fixed + count * columns * line_bytes <= limit), default=1)
+        group = buffers if buffers == pieces else next(size for size in (buffers // 2, 1) if size and buffers % size == 0)
+        return cls(columns, rest_columns, buffers, group, fixed + buffers * columns * line_bytes)
 
 
 def _matrices_read(c: Operand | None, bias: Operand | None) -> int:
     """How many operands the epilogue reads element by element: C, and a bias that varies along both dimensions."""
     return (c is not None) + (bias is not None and min(bias.strides[1:]) > 0)
-
-
-def staging(build: Build, tile: TileConfig, itemsize: int, out_itemsize: int, columns: int, limit: int) -> tuple[int, int]:
-    """(buffers of a consumer, all shared memory in bytes) for pieces of that many columns.
-
-    As many buffers as divide a consumer's pieces, so that each tile starts with the same one, and as fit the limit; at least one.
-    """
-    pieces = tile.block_m // build.parts // PIECE_ROWS * (tile.block_n // columns)
-    buffer = build.consumers * PIECE_ROWS * columns * out_itemsize
-    fixed = tile.num_stages * (tile.block_m + tile.block_n) * tile.block_k * itemsize + OVERHEAD_BYTES
-    counts = [count for count in range(1, pieces + 1) if pieces % count == 0]
-    count = max((count for count in counts if fixed + count * buffer <= limit), default=1)
-    return count, fixed + count * buffer
 
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
@@ -143,7 +174,7 @@ def _lines_apart(name: str, operand: Operand, batch: int) -> Refusal | None:
     return None
 
 
-def fits_family(family: dict[Sides, Build], problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
+def fits_family(family: Family, problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     """Whether a tile is one of a family's, and its ring and staging buffers fit a block's shared memory."""
     build = family.get((tile.block_m, tile.block_n, tile.block_k))
     plain = tile.split_k == 1 and not {name for name, _ in tile.knobs} - _KNOBS and tile.group_m >= 1
@@ -164,17 +195,19 @@ def fits_family(family: dict[Sides, Build], problem: GemmProblem, tile: TileConf
     activation = problem.epilogue.activation
     long = (
         ("reads both C and bias", everything),
+        ("reads a matrix across its lines", bool(tile.knob("swap")) and _matrices_read(frame.c, frame.bias) > 0),
         (f"has {activation}", activation in ("gelu", "gelu_tanh", "silu")),
         ("stores through pointers", not through_tma),
     )
     why = [words for words, applies in long if applies]
     registers = tile.block_m * tile.block_n // build.parts // 128
-    limit = _ROOMY // 2 if everything and activation == "gelu" and tile.block_m // build.parts > PIECE_ROWS else _ROOMY
+    tight = (everything and activation == "gelu") or (activation != "none" and bool(tile.knob("swap")))
+    limit = _ROOMY // 2 if tight and tile.block_m // build.parts > PIECE_ROWS else _ROOMY
     if registers > limit and why:
         given = f"the accumulator takes {registers} registers a thread, and the epilogue {' and '.join(why)}"
         return Refusal("registers", given, f"at most {limit} registers")
-    columns = piece_columns(build, tile.block_n, frame.out, frame.c, frame.bias)
-    needed = staging(build, tile, problem.a.itemsize, problem.out.itemsize, columns, arch.smem_per_block)[1]
+    reads = _matrices_read(frame.c, frame.bias)
+    needed = Staging.of(build, tile, problem.a.itemsize, frame.out, reads, arch.smem_per_block).total_bytes
     if needed > arch.smem_per_block:
         given = f"the tile takes {needed:,} bytes of shared memory"
         return Refusal("shared memory", given, f"at most {arch.smem_per_block:,} on {arch.name}")
@@ -200,27 +233,29 @@ def _batch_fits(frame: _Frame, k: int, tile: TileConfig) -> Refusal | None:
     return None
 
 
-def tiles_of(family: dict[Sides, Build], problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
-    """A family's tiles for a problem; transposed where that takes fewer waves."""
-    m, n, batch = problem.m, problem.n, problem.batch
+def tiles_of(family: Family, problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
+    """A family's tiles for a problem; transposed where that takes fewer waves, or as many with clearly fewer tiles."""
+    m, n, batch, sms = problem.m, problem.n, problem.batch, arch.sm_count
     many: list[Sides] = []
     turned: list[Sides] = []
     for sides in family:
-        tiles = batch * cdiv(m, sides[0]) * cdiv(n, sides[1])
+        rows, cols, _ = sides
+        tiles = batch * -(-m // rows) * -(-n // cols)
         if tiles >= _MANY_TILES:
             many.append(sides)
-        elif cdiv(batch * cdiv(n, sides[0]) * cdiv(m, sides[1]), arch.sm_count) < cdiv(tiles, arch.sm_count):
-            turned.append(sides)
-    return _tiles_of(tuple(family.items()), tuple(many), tuple(turned))
+        elif rows != cols:
+            others = batch * -(-n // rows) * -(-m // cols)
+            saved = -(-tiles // sms) - -(-others // sms)
+            if saved > 0 or (saved == 0 and others <= _FEWER * tiles):
+                turned.append(sides)
+    return _tiles_of(family, tuple(many), tuple(turned))
 
 
 @cache
-def _tiles_of(
-    family: tuple[tuple[Sides, Build], ...], many: tuple[Sides, ...], turned: tuple[Sides, ...]
-) -> tuple[TileConfig, ...]:
+def _tiles_of(family: Family, many: tuple[Sides, ...], turned: tuple[Sides, ...]) -> tuple[TileConfig, ...]:
     found = {
         sides: [TileConfig(*sides, num_stages=stages, num_warps=4 * build.consumers) for stages in build.stages]
-        for sides, build in family
+        for sides, build in family.items()
     }
     large = [tile for sides in many for tile in found[sides]]
     more = [replace(tile, knobs=(("serpentine", 1),)) for tile in large] + [replace(tile, group_m=4) for tile in large]
@@ -242,16 +277,18 @@ def launch(kernel: Any, build: Build, call: GemmCall, tile: TileConfig) -> Kerne
     out = view.out.operand
     through_tma, transposed = out_through_tma(out, view.arch), out.layout == "t"
     c, bias = (each.operand if each else None for each in (view.c, view.bias))
-    columns = piece_columns(build, tile.block_n, out, c, bias)
+    staging = Staging.of(build, tile, view.a.operand.itemsize, out, _matrices_read(c, bias), view.arch.smem_per_block)
     rest = tile.block_n - build.first_n
     tiles_m, tiles_n = cdiv(view.m, tile.block_m), cdiv(view.n, tile.block_n)
     dependent = _args.is_dependent(view, tile, EARLY_US)
     a, a_lines = _flat(view.a, tile.block_m // build.parts, tile.block_k, view.batch)
     b, b_lines = _flat(view.b, tile.block_k, build.first_n, view.batch)
     target: Argument = view.out
-    out_lines = 0
+    rest_target, out_lines = None, 0
     if through_tma:
-        target, out_lines = _flat(view.out, PIECE_ROWS, columns, view.batch)
+        target, out_lines = _flat(view.out, PIECE_ROWS, staging.columns, view.batch)
+        if 0 < staging.rest_columns < staging.columns:
+            rest_target, _ = _flat(view.out, PIECE_ROWS, staging.rest_columns, view.batch)
     return KernelCall(
         kernel,
         (min(view.batch * tiles_m * tiles_n, view.arch.sm_count),),
@@ -260,6 +297,7 @@ def launch(kernel: Any, build: Build, call: GemmCall, tile: TileConfig) -> Kerne
             b,
             _flat(view.b, tile.block_k, rest, view.batch)[0] if rest else None,
             target,
+            rest_target,
             view.batch,
             view.m,
             view.n,
@@ -283,8 +321,10 @@ def launch(kernel: Any, build: Build, call: GemmCall, tile: TileConfig) -> Kerne
             "FIRST_N": build.first_n,
             "STAGES": tile.num_stages,
             "PARTS": build.parts,
-            "PIECE_N": columns,
-            "BUFFERS": staging(build, tile, view.a.operand.itemsize, out.itemsize, columns, view.arch.smem_per_block)[0],
+            "PIECE_N": staging.columns,
+            "REST_PIECE_N": staging.rest_columns,
+            "BUFFERS": staging.buffers,
+            "GROUP": staging.group,
             "A_TRANSPOSED": view.a.operand.layout == "t",
             "B_TRANSPOSED": view.b.operand.layout == "t",
             "OUT_TMA": through_tma,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, Final, TypeVar
 
 from kernel_zoo.spec import FP32_PRECISIONS, INT32_MAX, VECTOR_BYTES, Arch, GemmProblem, Operand, Refusal, TileConfig
 
@@ -11,12 +12,37 @@ FLOAT_INPUTS: Final = ("fp16", "bf16", "fp32")
 EPILOGUE_REGISTERS: Final = 235
 TMA_BOX: Final = 256  # a TMA box has at most 256 elements a side
 
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+
+
+def last_answer(rule: _Rule) -> _Rule:
+    """The rule with its last answer kept: in the call path a choice asks one variant after the other about the same problem.
+
+    What is asked about is frozen and told by its identity. The answer is exchanged whole: threads at most ask again.
+    """
+    kept: tuple[Any, Any, Any] = (None, (), None)
+
+    @wraps(rule)
+    def asked(about: Any, *more: Any) -> Any:
+        nonlocal kept
+        known, others, answer = kept
+        if known is not about or others != more:
+            answer = rule(about, *more)
+            kept = (about, more, answer)
+        return answer
+
+    return asked  # type: ignore[return-value]
+
 
 def first(refusals: Iterable[Refusal | None]) -> Refusal | None:
     """The first refusal, if any."""
-    return next((refusal for refusal in refusals if refusal is not None), None)
+    for refusal in refusals:
+        if refusal is not None:
+            return refusal
+    return None
 
 
+@last_answer
 def supports_float(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """What every Triton kernel of the zoo asks: floating-point types that it sums in fp32, and an Ampere GPU or newer."""
     if problem.dtype not in FLOAT_INPUTS or problem.b.dtype != problem.dtype:
@@ -103,6 +129,11 @@ def shared_memory_limit(problem: GemmProblem, tile: TileConfig, arch: Arch, epil
 
 def tma_operand(name: str, operand: Operand, arch: Arch) -> Refusal | None:
     """Whether a tensor descriptor can be laid over an operand."""
+    rule = _TMA_OPERANDS.get(name)
+    return rule(operand, name, arch) if rule is not None else _tma_operand(operand, name, arch)
+
+
+def _tma_operand(operand: Operand, name: str, arch: Arch) -> Refusal | None:
     if not arch.has_tma:
         return Refusal("capability", f"{arch.name} has compute capability {arch.cc / 10}", "9.0 or newer (TMA)")
     if operand.layout == "s":
@@ -115,6 +146,9 @@ def tma_operand(name: str, operand: Operand, arch: Arch) -> Refusal | None:
     if max(operand.rows, operand.cols) > INT32_MAX:
         return Refusal("size", f"{name} is {operand.rows} x {operand.cols}", "dimensions under 2^31 (TMA coordinates are 32-bit)")
     return None
+
+
+_TMA_OPERANDS: Final = {name: last_answer(_tma_operand) for name in ("a", "b", "out")}
 
 
 def mma_tile(problem: GemmProblem, tile: TileConfig) -> Refusal | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from kernel_zoo.kernels._rules import last_answer
 from kernel_zoo.spec import VECTOR_BYTES, Arch, GemmProblem, TileConfig
 
 
@@ -18,6 +19,7 @@ def tiles(*specs: tuple[int, ...]) -> tuple[TileConfig, ...]:
 PointerKind = tuple[bool, bool, bool]
 
 
+@last_answer
 def pointer_kind(problem: GemmProblem) -> PointerKind:
     """What pointer tiles depend on: fp32 inputs, FMA units, lines that are not aligned to 16 bytes."""
     short = min(problem.a.line_align, problem.b.line_align) < VECTOR_BYTES

@@ -142,7 +142,7 @@ def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """One to four rows or columns in the zoo's float types."""
     if min(problem.m, problem.n) > MAX_ROWS:
         return Refusal("shape", f"m is {problem.m} and n is {problem.n}", f"one of them at most {MAX_ROWS}")
-    return _rules.first((_rules.supports_float(problem, arch), _rules.needs_product(problem)))
+    return _rules.supports_float(problem, arch) or _rules.needs_product(problem)
 
 
 def oriented(call: GemmCall) -> GemmCall:
@@ -177,8 +177,9 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
     for block_n, block_k, warps in blocks:
         k_blocks = cdiv(problem.k, block_k)
         programs = cdiv(wide, block_n) * problem.batch
+        least, most = cdiv(arch.sm_count, max(programs, 1)), min(k_blocks // 2, 16 * arch.sm_count // max(programs, 1))
         splits = [1] if programs >= arch.sm_count or k_blocks < 4 else []
-        splits += [s for s in (2, 4, 8, 16, 32, 64) if 2 * s <= k_blocks and arch.sm_count <= programs * s <= 16 * arch.sm_count]
+        splits += [s for s in (2, 4, 8, 16, 32, 64) if least <= s <= most]
         found += [_tile(block_n, block_k, split, warps) for split in splits or [max(1, min(MAX_SPLIT, k_blocks // 2))]]
     return found
 

@@ -49,7 +49,7 @@ def persistent_kernel(
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """The zoo's float types, and something to multiply."""
-    return _rules.first((_rules.supports_float(problem, arch), _rules.needs_product(problem)))
+    return _rules.supports_float(problem, arch) or _rules.needs_product(problem)
 
 
 def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:

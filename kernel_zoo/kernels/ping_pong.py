@@ -26,7 +26,7 @@ from kernel_zoo.kernels._gluon import (
     store_tile,
     tile_corner,
 )
-from kernel_zoo.kernels._partitions import EARLY_US, Build, fits_family, launch, supports, tiles_of
+from kernel_zoo.kernels._partitions import EARLY_US, Build, Family, fits_family, launch, supports, tiles_of
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant
 from kernel_zoo.triton_compat import gl, gluon, hopper
 
@@ -43,12 +43,12 @@ def turn_parity(turn, WHO: gl.constexpr):
 
 @gluon.jit
 def consume_alternately(
-    OUT, a_ring, b_ring, rest_ring, full, empty, order, staging, WHO: gl.constexpr,
+    result, a_ring, b_ring, rest_ring, full, empty, order, WHO: gl.constexpr,
     batch, M, N, K, group_m, out_lines, stride_om, stride_on, scalars, reads,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, FIRST_N: gl.constexpr, STAGES: gl.constexpr,
-    PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
-    WIDE: gl.constexpr,
+    PIECE_N: gl.constexpr, REST_PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, GROUP: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr,
+    HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Consumer WHO of 2: every second of the program's tiles, and of the ring's blocks those of these tiles."""
     tiles = batch * gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
@@ -67,8 +67,8 @@ def consume_alternately(
         hopper.mbarrier.arrive(order.index(1 - WHO), count=1)
         sums = finish_products(sums, empty, count + k_blocks, STAGES)
         store_tile(
-            sums, matrix, row, col, OUT, out_lines, staging, WHO * BUFFERS, scalars, reads, M, N, stride_om, stride_on,
-            BLOCK_M, FIRST_N, PIECE_N, BUFFERS, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
+            sums, matrix, row, col, result, out_lines, WHO, scalars, reads, M, N, stride_om, stride_on,
+            BLOCK_M, FIRST_N, PIECE_N, REST_PIECE_N, BUFFERS, GROUP, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
         )  # fmt: skip
         turn += 1  # noqa: SIM113  (Gluon has no enumerate)
     if OUT_TMA:
@@ -82,12 +82,12 @@ def consume_alternately(
     ]
 )  # fmt: skip
 def ping_pong_kernel(
-    A, B, B_REST, OUT, batch, M, N, K, group_m, a_lines, b_lines, out_lines, stride_om, stride_on,
+    A, B, B_REST, OUT, OUT_REST, batch, M, N, K, group_m, a_lines, b_lines, out_lines, stride_om, stride_on,
     C, BIAS_PTR, ALPHA, BETA, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, FIRST_N: gl.constexpr, STAGES: gl.constexpr,
-    PARTS: gl.constexpr, PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
-    WIDE: gl.constexpr, DEPENDENT: gl.constexpr,
+    PARTS: gl.constexpr, PIECE_N: gl.constexpr, REST_PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, GROUP: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr,
+    HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Tiles program_id, program_id + programs, ..., by two consumers in turn that one producer feeds."""
     a_ring = ring(A, STAGES)
@@ -97,6 +97,10 @@ def ping_pong_kernel(
     else:
         rest_ring = ring(B_REST, STAGES)
     staging = staging_buffers(OUT, 2 * BUFFERS, PIECE_N, OUT_TMA, OUT_TRANSPOSED)
+    if REST_PIECE_N == 0 or REST_PIECE_N == PIECE_N:
+        rest_staging: gl.constexpr = None
+    else:
+        rest_staging = staging_buffers(OUT, 2 * BLOCK_M // 64, REST_PIECE_N, OUT_TMA, OUT_TRANSPOSED)
     full = barriers(STAGES, 1)
     empty = barriers(STAGES, 1)
     order = barriers(2, 1)
@@ -105,15 +109,17 @@ def ping_pong_kernel(
     # Written out, since a name for a tuple makes values of the constants in it.
     gl.warp_specialize([
         (consume_alternately, (
-            OUT, a_ring, b_ring, rest_ring, full, empty, order, staging, 0, batch, M, N, K, group_m, out_lines,
-            stride_om, stride_on, (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
-            BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PIECE_N, BUFFERS, A_TRANSPOSED, B_TRANSPOSED,
+            (OUT, OUT_REST, staging, rest_staging), a_ring, b_ring, rest_ring, full, empty, order, 0,
+            batch, M, N, K, group_m, out_lines, stride_om, stride_on,
+            (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
+            BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PIECE_N, REST_PIECE_N, BUFFERS, GROUP, A_TRANSPOSED, B_TRANSPOSED,
             OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
         )),
         (consume_alternately, (
-            OUT, a_ring, b_ring, rest_ring, full, empty, order, staging, 1, batch, M, N, K, group_m, out_lines,
-            stride_om, stride_on, (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
-            BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PIECE_N, BUFFERS, A_TRANSPOSED, B_TRANSPOSED,
+            (OUT, OUT_REST, staging, rest_staging), a_ring, b_ring, rest_ring, full, empty, order, 1,
+            batch, M, N, K, group_m, out_lines, stride_om, stride_on,
+            (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
+            BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PIECE_N, REST_PIECE_N, BUFFERS, GROUP, A_TRANSPOSED, B_TRANSPOSED,
             OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
         )),
         (produce, (
@@ -123,16 +129,20 @@ def ping_pong_kernel(
     ], [4, 1], [PAIR_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
-#: By (block_m, block_n, block_k), best guesses first.
-FAMILY: Final = {
-    (128, 128, 64): Build(128, 2, 1, (5,)),
-    (64, 256, 64): Build(256, 2, 1, (4,)),
-    (128, 192, 64): Build(128, 2, 1, (4,)),
-    (128, 160, 64): Build(128, 2, 1, (4,)),
-    (64, 192, 64): Build(128, 2, 1, (5,)),
-    (64, 128, 64): Build(128, 2, 1, (8,)),
-    (64, 96, 64): Build(64, 2, 1, (8,)),
-}
+FAMILY: Final = Family(
+    {
+        (128, 128, 64): Build(128, 2, 1, (6,)),
+        (64, 256, 64): Build(256, 2, 1, (5,)),
+        (128, 192, 64): Build(128, 2, 1, (5,)),
+        (128, 160, 64): Build(128, 2, 1, (5,)),
+        (64, 192, 64): Build(128, 2, 1, (6,)),
+        (64, 128, 64): Build(128, 2, 1, (8,)),
+        (64, 96, 64): Build(64, 2, 1, (10,)),
+        (64, 128, 128): Build(128, 2, 1, (4,)),
+        (64, 96, 128): Build(64, 2, 1, (5,)),
+        (64, 64, 128): Build(64, 2, 1, (6,)),
+    }
+)
 
 
 def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:

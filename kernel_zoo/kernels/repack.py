@@ -15,7 +15,7 @@ from typing import Final, Literal
 from kernel_zoo.kernels import _repack, _rules, _tiles, tma
 from kernel_zoo.kernels._repack import repack_kernel
 from kernel_zoo.kernels.tma import tma_kernel
-from kernel_zoo.spec import INT32_MAX, Arch, GemmCall, GemmProblem, Operand, Recipe, Refusal, TileConfig, Variant, View
+from kernel_zoo.spec import INT32_MAX, Arch, GemmCall, GemmProblem, Operand, Recipe, Refusal, TileConfig, Variant, View, next_pow2
 
 #: The dimension along K, by operand: contiguous in the copy where the source has no unit stride.
 _INNER: Final[dict[str, Literal["rows", "cols"]]] = {"A": "cols", "B": "rows"}
@@ -38,7 +38,7 @@ def repacked(problem: GemmProblem, arch: Arch) -> GemmProblem:
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """16-bit inputs, at least one of which TMA cannot read."""
-    refusal = _rules.first((_rules.supports_float(problem, arch), _rules.needs_product(problem)))
+    refusal = _rules.supports_float(problem, arch) or _rules.needs_product(problem)
     if refusal is not None:
         return refusal
     if problem.dtype not in ("fp16", "bf16"):
@@ -76,7 +76,7 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     if problem.dtype == "fp32":
         return ()
     if min(problem.m, problem.n) <= 64:
-        return tuple(tile for tile in tma.space(problem, arch) if (tile.block_m, tile.block_k, tile.num_stages) in _NARROW)
+        return _narrow_space(max(16, next_pow2(min(problem.m, problem.n))), problem.m < problem.n)
     return _wide_space(tma.stores_through_tma(problem.out, arch))
 
 
@@ -99,6 +99,11 @@ _SMALL: Final[tuple[_Row, ...]] = (
 )
 #: Of tma's tiles for a narrow side: block_m, block_k, stages.
 _NARROW: Final = ((64, 128, 6), (64, 256, 3))
+
+
+@cache
+def _narrow_space(narrow: int, swap: bool) -> tuple[TileConfig, ...]:
+    return tuple(tile for tile in tma.narrow_space(narrow, swap) if (tile.block_m, tile.block_k, tile.num_stages) in _NARROW)
 
 
 @cache

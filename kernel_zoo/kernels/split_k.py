@@ -8,9 +8,9 @@ and split_k alone. Knobs: tma (operands through descriptors), swap (compute out.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from kernel_zoo.kernels import _args, _reduce, _rules, _tiles
@@ -21,6 +21,7 @@ from kernel_zoo.triton_compat import tl, triton
 
 MAX_SPLIT = 64  # the reduction unrolls its sum
 _SPLITS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+_LARGEST: Final = 256 * 256  # of all tiles, in elements
 
 
 @triton.jit
@@ -68,7 +69,7 @@ def split_k_kernel(
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """The zoo's float types, and something to multiply."""
-    return _rules.first((_rules.supports_float(problem, arch), _rules.needs_product(problem)))
+    return _rules.supports_float(problem, arch) or _rules.needs_product(problem)
 
 
 def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
@@ -98,15 +99,24 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
 
 def splits_for(tiles_total: int, k_blocks: int, sm_count: int) -> slice:
     """The _SPLITS of two k blocks or more that put half a wave to four waves of programs on the device, or come close to it."""
-    stop = bisect_right(_SPLITS, min(k_blocks // 2, 4 * sm_count // max(tiles_total, 1)))
+    return _filling(tiles_total, bisect_right(_SPLITS, k_blocks // 2), sm_count)
+
+
+@lru_cache(maxsize=1 << 13)
+def _filling(tiles_total: int, long_enough: int, sm_count: int) -> slice:
+    """Those of the first so many of the _SPLITS."""
+    stop = min(long_enough, bisect_right(_SPLITS, 4 * sm_count // max(tiles_total, 1)))
     if not stop:
         return slice(0)
     least = min(sm_count // 2, _SPLITS[stop - 1] * tiles_total // 4)
     return slice(bisect_left(_SPLITS, cdiv(least, max(tiles_total, 1))), stop)
 
 
-def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
+def space(problem: GemmProblem, arch: Arch) -> Sequence[TileConfig]:
     """Tiles that leave SMs idle by themselves, times the split counts that fill them."""
+    most = 2 * arch.sm_count  # tiles: of more the least split is too many programs
+    if problem.m * problem.n * problem.batch > most * _LARGEST:
+        return ()
     tma = supports(problem, arch) is None and _rules.tma_operand("a", problem.a, arch) is None
     tma = tma and _rules.tma_operand("b", problem.b, arch) is None and _rules.refuses_ieee_tma(problem) is None
     if tma:
@@ -116,22 +126,25 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
     else:
         bases = _pointer_bases(_tiles.pointer_kind(problem))
     found: list[TileConfig] = []
-    for rows, cols, block_k, split in bases:
+    for rows, cols, tiles in bases:
         tiles_total = cdiv(problem.m, rows) * cdiv(problem.n, cols) * problem.batch
-        if tiles_total <= 2 * arch.sm_count:  # else the least split is too many programs
-            found += split[splits_for(tiles_total, cdiv(problem.k, block_k), arch.sm_count)]
+        if tiles_total <= most:
+            for block_k, split in tiles:
+                found += split[splits_for(tiles_total, cdiv(problem.k, block_k), arch.sm_count)]
     return found
 
 
-#: Rows and columns of the result that a tile covers, its block_k, and the tile with each of _SPLITS.
-_Base = tuple[int, int, int, tuple[TileConfig, ...]]
+#: Rows and columns of the result that tiles cover; the block_k of each of these tiles, and it with each of _SPLITS.
+_Base = tuple[int, int, list[tuple[int, tuple[TileConfig, ...]]]]
 
 
 def _bases(tiles: Iterable[TileConfig]) -> tuple[_Base, ...]:
-    found = []
+    found: list[_Base] = []
     for tile in tiles:
         rows, cols = (tile.block_n, tile.block_m) if tile.knob("swap") else (tile.block_m, tile.block_n)
-        found.append((rows, cols, tile.block_k, tuple(replace(tile, split_k=split) for split in _SPLITS)))
+        if not found or found[-1][:2] != (rows, cols):
+            found.append((rows, cols, []))
+        found[-1][2].append((tile.block_k, tuple(replace(tile, split_k=split) for split in _SPLITS)))
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from kernel_zoo.kernels import _args, _rules, _tiles
@@ -123,13 +123,11 @@ def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """16-bit inputs over which descriptors can be laid, and something to multiply."""
     if problem.dtype not in _DTYPES:
         return Refusal("dtype", f"inputs are {problem.dtype}", "fp16 or bf16")
-    return _rules.first(
-        (
-            _rules.supports_float(problem, arch),
-            _rules.needs_product(problem),
-            _rules.tma_operand("a", problem.a, arch),
-            _rules.tma_operand("b", problem.b, arch),
-        )
+    return (
+        _rules.supports_float(problem, arch)
+        or _rules.needs_product(problem)
+        or _rules.tma_operand("a", problem.a, arch)
+        or _rules.tma_operand("b", problem.b, arch)
     )
 
 
@@ -151,7 +149,12 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
 
 def splits_for(tiles_total: int, k_blocks: int, most: int, sm_count: int) -> tuple[int, ...]:
     """The _SPLITS, at most `most`, of two k blocks or more that put a quarter of a wave to three waves of programs on it."""
-    legal = tuple(s for s in _SPLITS if s <= min(most, k_blocks // 2) and s * tiles_total <= 3 * sm_count)
+    return _filling(tiles_total, min(most, MAX_SPLIT, k_blocks // 2), sm_count)
+
+
+@lru_cache(maxsize=1 << 13)
+def _filling(tiles_total: int, most: int, sm_count: int) -> tuple[int, ...]:
+    legal = tuple(s for s in _SPLITS if s <= most and s * tiles_total <= 3 * sm_count)
     filling = tuple(s for s in legal if s * tiles_total >= sm_count // 4)
     return max(filling, legal[-_LEAST_CHOICE:], key=len)  # few tiles cannot fill it, and fewer splits are summed sooner
 
@@ -164,8 +167,9 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
     for tile in _bases(side, side > 0 and problem.m < problem.n):
         rows, cols = (tile.block_n, tile.block_m) if tile.knob("swap") else (tile.block_m, tile.block_n)
         tiles_total = cdiv(problem.m, rows) * cdiv(problem.n, cols) * problem.batch
-        most = _SUM_BYTES // (tile.block_m * tile.block_n * ITEMSIZE["fp32"])
-        found += _with_splits(tile, splits_for(tiles_total, cdiv(problem.k, tile.block_k), most, arch.sm_count))
+        if min(_SPLITS) * tiles_total <= 3 * arch.sm_count:
+            most = _SUM_BYTES // (tile.block_m * tile.block_n * ITEMSIZE["fp32"])
+            found += _with_splits(tile, splits_for(tiles_total, cdiv(problem.k, tile.block_k), most, arch.sm_count))
     return found
 
 

@@ -125,14 +125,12 @@ def tma_kernel(
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """A and B must be such that descriptors can be laid over them; the output need not be."""
-    return _rules.first(
-        (
-            _rules.supports_float(problem, arch),
-            _rules.needs_product(problem),
-            _rules.refuses_ieee_tma(problem),
-            _rules.tma_operand("a", problem.a, arch),
-            _rules.tma_operand("b", problem.b, arch),
-        )
+    return (
+        _rules.supports_float(problem, arch)
+        or _rules.needs_product(problem)
+        or _rules.refuses_ieee_tma(problem)
+        or _rules.tma_operand("a", problem.a, arch)
+        or _rules.tma_operand("b", problem.b, arch)
     )
 
 
@@ -214,7 +212,7 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
         return _fp32_space()
     m, n = problem.m, problem.n
     if min(m, n) <= 64:
-        return _narrow_space(max(16, next_pow2(min(m, n))), m < n)
+        return narrow_space(max(16, next_pow2(min(m, n))), m < n)
     return _wide_space(tuple(sides for sides in _LARGE if cdiv(m, sides[0]) * cdiv(n, sides[1]) >= _WIDE_GROUP_TILES))
 
 
@@ -235,7 +233,7 @@ def _wide_space(many: tuple[tuple[int, int], ...]) -> tuple[TileConfig, ...]:
 
 
 @cache
-def _narrow_space(narrow: int, swap: bool) -> tuple[TileConfig, ...]:
+def narrow_space(narrow: int, swap: bool) -> tuple[TileConfig, ...]:
     """The narrow side on the instruction's N side, the wide side on its 64-row M side, deep pipelines."""
     knobs = (("swap", 1),) if swap else ()
     rows = [

@@ -28,19 +28,18 @@ from kernel_zoo.kernels._gluon import (
     store_tile,
     tile_corner,
 )
-from kernel_zoo.kernels._partitions import EARLY_US, Build, fits_family, launch, supports, tiles_of
+from kernel_zoo.kernels._partitions import EARLY_US, Build, Family, fits_family, launch, supports, tiles_of
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant
 from kernel_zoo.triton_compat import gl, gluon, hopper
 
 
 @gluon.jit
 def consume(
-    OUT, a_ring, b_ring, rest_ring, full, empty, staging, part, batch, M, N, K, group_m, out_lines,
-    stride_om, stride_on, scalars, reads,
+    result, a_ring, b_ring, rest_ring, full, empty, part, batch, M, N, K, group_m, out_lines, stride_om, stride_on, scalars, reads,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, FIRST_N: gl.constexpr, STAGES: gl.constexpr,
-    PARTS: gl.constexpr, PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
-    WIDE: gl.constexpr,
+    PARTS: gl.constexpr, PIECE_N: gl.constexpr, REST_PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, GROUP: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr,
+    HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """A consumer: its part of the rows of all of the program's tiles."""
     ROWS: gl.constexpr = BLOCK_M // PARTS
@@ -56,8 +55,8 @@ def consume(
         count += k_blocks
         sums = finish_products(sums, empty, count, STAGES)
         store_tile(
-            sums, matrix, row + part * ROWS, col, OUT, out_lines, staging, part * BUFFERS, scalars, reads, M, N,
-            stride_om, stride_on, ROWS, FIRST_N, PIECE_N, BUFFERS, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
+            sums, matrix, row + part * ROWS, col, result, out_lines, part, scalars, reads, M, N, stride_om, stride_on,
+            ROWS, FIRST_N, PIECE_N, REST_PIECE_N, BUFFERS, GROUP, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
         )  # fmt: skip
     if OUT_TMA:
         hopper.tma.store_wait(0)
@@ -70,12 +69,12 @@ def consume(
     ]
 )  # fmt: skip
 def warp_specialised_kernel(
-    A, B, B_REST, OUT, batch, M, N, K, group_m, a_lines, b_lines, out_lines, stride_om, stride_on,
+    A, B, B_REST, OUT, OUT_REST, batch, M, N, K, group_m, a_lines, b_lines, out_lines, stride_om, stride_on,
     C, BIAS_PTR, ALPHA, BETA, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, FIRST_N: gl.constexpr, STAGES: gl.constexpr,
-    PARTS: gl.constexpr, PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr, HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
-    WIDE: gl.constexpr, DEPENDENT: gl.constexpr,
+    PARTS: gl.constexpr, PIECE_N: gl.constexpr, REST_PIECE_N: gl.constexpr, BUFFERS: gl.constexpr, GROUP: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, OUT_TMA: gl.constexpr, OUT_TRANSPOSED: gl.constexpr,
+    HAS_C: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Tiles program_id, program_id + programs, ..., each by PARTS consumers that one producer feeds."""
     a_ring = ring(A, STAGES * PARTS)
@@ -85,6 +84,10 @@ def warp_specialised_kernel(
     else:
         rest_ring = ring(B_REST, STAGES)
     staging = staging_buffers(OUT, PARTS * BUFFERS, PIECE_N, OUT_TMA, OUT_TRANSPOSED)
+    if REST_PIECE_N == 0 or REST_PIECE_N == PIECE_N:
+        rest_staging: gl.constexpr = None
+    else:
+        rest_staging = staging_buffers(OUT, BLOCK_M // 64, REST_PIECE_N, OUT_TMA, OUT_TRANSPOSED)
     full = barriers(STAGES, 1)
     empty = barriers(STAGES, PARTS)
     hopper.fence_async_shared()
@@ -93,16 +96,18 @@ def warp_specialised_kernel(
     if PARTS == 2:
         gl.warp_specialize([
             (consume, (
-                OUT, a_ring, b_ring, rest_ring, full, empty, staging, 0, batch, M, N, K, group_m, out_lines, stride_om,
-                stride_on, (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
-                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, BUFFERS, A_TRANSPOSED, B_TRANSPOSED,
-                OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
+                (OUT, OUT_REST, staging, rest_staging), a_ring, b_ring, rest_ring, full, empty, 0,
+                batch, M, N, K, group_m, out_lines, stride_om, stride_on,
+                (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
+                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, REST_PIECE_N, BUFFERS, GROUP,
+                A_TRANSPOSED, B_TRANSPOSED, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
             )),
             (consume, (
-                OUT, a_ring, b_ring, rest_ring, full, empty, staging, 1, batch, M, N, K, group_m, out_lines, stride_om,
-                stride_on, (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
-                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, BUFFERS, A_TRANSPOSED, B_TRANSPOSED,
-                OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
+                (OUT, OUT_REST, staging, rest_staging), a_ring, b_ring, rest_ring, full, empty, 1,
+                batch, M, N, K, group_m, out_lines, stride_om, stride_on,
+                (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
+                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, REST_PIECE_N, BUFFERS, GROUP,
+                A_TRANSPOSED, B_TRANSPOSED, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
             )),
             (produce, (
                 A, B, B_REST, a_ring, b_ring, rest_ring, full, empty, batch, M, N, K, group_m, a_lines, b_lines,
@@ -112,22 +117,25 @@ def warp_specialised_kernel(
     else:
         gl.warp_specialize([
             (consume, (
-                OUT, a_ring, b_ring, rest_ring, full, empty, staging, 0, batch, M, N, K, group_m, out_lines, stride_om,
-                stride_on, (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
-                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, BUFFERS, A_TRANSPOSED, B_TRANSPOSED,
-                OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
+                (OUT, OUT_REST, staging, rest_staging), a_ring, b_ring, rest_ring, full, empty, 0,
+                batch, M, N, K, group_m, out_lines, stride_om, stride_on,
+                (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
+                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, REST_PIECE_N, BUFFERS, GROUP,
+                A_TRANSPOSED, B_TRANSPOSED, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
             )),
             (consume, (
-                OUT, a_ring, b_ring, rest_ring, full, empty, staging, 1, batch, M, N, K, group_m, out_lines, stride_om,
-                stride_on, (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
-                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, BUFFERS, A_TRANSPOSED, B_TRANSPOSED,
-                OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
+                (OUT, OUT_REST, staging, rest_staging), a_ring, b_ring, rest_ring, full, empty, 1,
+                batch, M, N, K, group_m, out_lines, stride_om, stride_on,
+                (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
+                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, REST_PIECE_N, BUFFERS, GROUP,
+                A_TRANSPOSED, B_TRANSPOSED, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
             )),
             (consume, (
-                OUT, a_ring, b_ring, rest_ring, full, empty, staging, 2, batch, M, N, K, group_m, out_lines, stride_om,
-                stride_on, (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
-                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, BUFFERS, A_TRANSPOSED, B_TRANSPOSED,
-                OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
+                (OUT, OUT_REST, staging, rest_staging), a_ring, b_ring, rest_ring, full, empty, 2,
+                batch, M, N, K, group_m, out_lines, stride_om, stride_on,
+                (ALPHA, BETA), (C, BIAS_PTR, stride_cm, stride_cn, stride_im, stride_in, stride_cb, stride_ib),
+                BLOCK_M, BLOCK_N, BLOCK_K, FIRST_N, STAGES, PARTS, PIECE_N, REST_PIECE_N, BUFFERS, GROUP,
+                A_TRANSPOSED, B_TRANSPOSED, OUT_TMA, OUT_TRANSPOSED, HAS_C, BIAS, ACTIVATION, WIDE,
             )),
             (produce, (
                 A, B, B_REST, a_ring, b_ring, rest_ring, full, empty, batch, M, N, K, group_m, a_lines, b_lines,
@@ -136,17 +144,17 @@ def warp_specialised_kernel(
         ], [4, 4, 1], [TRIO_REGISTERS, TRIO_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
-#: By (block_m, block_n, block_k), best guesses first.
-FAMILY: Final = {
-    (128, 256, 64): Build(256, 2, 2, (4,)),
-    (256, 128, 64): Build(128, 2, 2, (4,)),
-    (256, 192, 64): Build(128, 2, 2, (3,)),
-    (192, 128, 64): Build(128, 3, 3, (4,)),
-    (128, 192, 64): Build(128, 2, 2, (4,)),
-    (128, 144, 64): Build(128, 2, 2, (4,)),
-    (256, 96, 64): Build(64, 2, 2, (4,)),
-    (128, 96, 64): Build(64, 2, 2, (6,)),
-}
+FAMILY: Final = Family(
+    {
+        (128, 256, 64): Build(256, 2, 2, (4,)),
+        (256, 128, 64): Build(128, 2, 2, (4,)),
+        (192, 128, 64): Build(128, 3, 3, (5,)),
+        (128, 192, 64): Build(128, 2, 2, (5,)),
+        (128, 144, 64): Build(128, 2, 2, (6, 5)),
+        (128, 96, 64): Build(64, 2, 2, (6,)),
+        (128, 64, 128): Build(64, 2, 2, (4,)),
+    }
+)
 
 
 def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:

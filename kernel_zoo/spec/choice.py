@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,12 @@ class TileConfig:
     def knob(self, name: str, default: int = 0) -> int:
         """The value of a variant's own knob."""
         return dict(self.knobs).get(name, default)
+
+    def without(self, name: str) -> TileConfig:
+        """The tile with that knob left unsaid."""
+        if not any(known == name for known, _ in self.knobs):
+            return self
+        return replace(self, knobs=tuple(knob for knob in self.knobs if knob[0] != name))
 
     def describe(self) -> str:
         """e.g. 128x256x64 g8 w8 s3 split4 subtile2."""

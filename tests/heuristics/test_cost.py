@@ -93,12 +93,12 @@ def test_costs_worked_out_while_another_thread_works_them_out_too(monkeypatch):
     mine = Setting(ProblemClass.of(given), H200, in_force(None))
     picks = np.array(PAIRS.numbers("tiled", [TileConfig(64, 64, size) for size in (32, 64, 128)]))
     wanted = mine.costs(picks)
-    mine._costs = mine._costs[:, :0]
+    mine._costs = mine._costs[:0]
     real = type(mine)._loops
 
     def interrupted(self, t):
         found = real(self, t)
-        if not self._costs.shape[1]:
+        if not len(self._costs):
             monkeypatch.setattr(type(mine), "_loops", real)
             self.costs(picks)
         return found
@@ -175,6 +175,28 @@ def test_objects_that_come_and_go_do_not_pile_up(monkeypatch):
         assert pairs.numbers("one", [replace(tile) for tile in TILES]) == [0, 1, 2]
     assert len(pairs._alive) <= 8
     assert len(pairs) == 3
+
+
+def test_the_rows_of_a_tuple_are_kept_and_of_a_list_are_not():
+    pairs, given = Pairs(), tuple(TILES)
+    rows = pairs.rows("one", given)
+    assert rows.tolist() == pairs.numbers("one", given)
+    assert pairs.rows("one", given) is rows
+    assert pairs.rows("two", given).tolist() != rows.tolist()
+    assert pairs.rows("one", list(given)) is not rows
+    assert pairs.among(rows, rows[1:]).tolist() == [False] + [True] * (len(rows) - 1)
+
+
+def test_pairs_of_others_are_not_worked_out_until_they_are_asked_for():
+    mine = Setting(ProblemClass.of(GemmProblem.of(64, 64, 64)), H200, in_force(None))
+    old = np.array(PAIRS.numbers("tiled", TILES[:1]))
+    mine.costs(old)
+    there = len(mine._costs)
+    new = np.array(PAIRS.numbers("tiled", [TileConfig(64, 64, 64, num_stages=31)]))
+    mine.costs(old)
+    assert len(mine._costs) == there
+    assert mine.costs(new).spans[3].tolist() == [64.0]
+    assert len(mine._costs) == len(PAIRS)
 
 
 if __name__ == "__main__":

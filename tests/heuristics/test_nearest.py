@@ -1,6 +1,7 @@
 """What rows near a problem propose, and how far they correct the model."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,14 @@ def test_errors_are_measured_over_estimated_times_of_the_row_itself():
         limited = [min(max(error, 0.5), 2.0) for error in expected]
         assert [math.exp(error) for error in found.errors] == pytest.approx(limited)
         assert found.numbers == [PAIRS.numbers(seen.variant, (seen.tile,))[0] for seen in found.seen]
+
+
+def test_when_programs_start_is_not_handed_on():
+    """A row's tile is proposed without its knob `early`: which start is faster is each problem's own affair."""
+    early = replace(SMALL, knobs=(("early", 1),))
+    (found,) = near(table(entry(PROBLEM, tile=early, runner_ups=(runner_up(tile=LARGE),))))
+    assert found.numbers == [FIRST, SECOND]
+    assert found.seen[0].tile == early
 
 
 def test_three_rows_are_near_and_none_beyond_an_octave():

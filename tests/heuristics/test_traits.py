@@ -5,6 +5,7 @@ Each is compared with another kernel that has the same coefficients, so that wha
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from heuristics.policy import Policy
 from heuristics.reasons import because, repeats
 from heuristics.traits import TRAITS, Traits, traits_of
 from heuristics.verdicts import why
+from kernel_zoo.catalog import VARIANTS
 from kernel_zoo.spec import GemmProblem, Operand, Resources, TileConfig
 from tests.heuristics.fakes import H200, variant
 
@@ -48,6 +50,19 @@ def test_a_tile_adds_to_what_its_variant_is():
     assert traits_of("me.mine", LARGE) == Traits()
     assert not traits_of("tma").sole
     assert traits_of("ping_pong", LARGE).sole
+
+
+def test_launches_start_as_the_variants_say_and_as_a_tile_may_say():
+    assert {name: traits.early_us for name, traits in TRAITS.items()} == {
+        known.name: known.early_us for known in VARIANTS if known.name in TRAITS
+    }
+    assert all(known.early_us == 0 for known in VARIANTS if known.name not in TRAITS)
+    assert traits_of("tma", replace(LARGE, knobs=(("early", 1),))).early_us == math.inf
+    assert traits_of("tma", replace(LARGE, knobs=(("early", 0),))).early_us == 0
+    assert traits_of("tiled", replace(LARGE, knobs=(("early", 1),))).early_us == 0
+    problem = of(2048, 2048, 2048)  # a roof of 17 us: late, unless asked
+    late, asked = (parts(problem, "tma", replace(LARGE, knobs=knobs)) for knobs in ((), (("early", 1),)))
+    assert asked.parts["launch"] < late.parts["launch"]
 
 
 def test_every_variant_with_traits_has_coefficients():

@@ -13,8 +13,6 @@ import pytest
 
 from kernel_zoo.kernels import _gluon, ping_pong, warp_specialised
 
-BLOCK_K = 64
-
 
 class Machine:
     """Tasks that go on one at a time, and copies that land some time after they were asked for."""
@@ -180,31 +178,31 @@ def ring(count):
 
 def simulate(family, sides, stages, tiles_m, tiles_n, k_blocks, program, programs, seed, batch=1):
     build = family[sides]
-    block_m, block_n, _ = sides
+    block_m, block_n, block_k = sides
     alternate = build.parts == 1
     rest_n = block_n - build.first_n
     machine = Machine(seed)
     scope = functions(machine, program, programs)
-    a, b = descriptor("A", block_m // build.parts, BLOCK_K), descriptor("B", BLOCK_K, build.first_n)
-    b_rest = descriptor("B", BLOCK_K, rest_n) if rest_n else None
+    a, b = descriptor("A", block_m // build.parts, block_k), descriptor("B", block_k, build.first_n)
+    b_rest = descriptor("B", block_k, rest_n) if rest_n else None
     a_ring, b_ring, rest_ring = ring(stages * build.parts), ring(stages), ring(stages) if rest_n else None
     full = Many(Barrier(1) for _ in range(stages))
     empty = Many(Barrier(build.parts) for _ in range(stages))
     order = Many(Barrier(1) for _ in range(2))
-    sizes = (batch, tiles_m * block_m - 5, tiles_n * block_n - 3, k_blocks * BLOCK_K - 1, 2)
+    sizes = (batch, tiles_m * block_m - 5, tiles_n * block_n - 3, k_blocks * block_k - 1, 2)
     machine.start(
         "producer", scope["produce"], a, b, b_rest, a_ring, b_ring, rest_ring, full, empty, *sizes, *LINES,
         *sides, stages, build.parts, build.first_n, False, True,
     )  # fmt: skip
     common = (*sizes, 0, 0, 0, None, None, *sides, build.first_n, stages)
-    epilogue = (64, 2, False, True, True, False, False, "none", "none", False)
+    epilogue = (64, min(64, rest_n), 2, 1, False, True, True, False, False, "none", "none", False)
     for who in range(build.consumers):
-        given = (None, a_ring, b_ring, rest_ring, full, empty)
+        given = ((None,) * 4, a_ring, b_ring, rest_ring, full, empty)
         if alternate:
-            arguments = (*given, order, None, who, *common, *epilogue)
+            arguments = (*given, order, who, *common, *epilogue)
             machine.start(f"consumer {who}", scope["consume_alternately"], *arguments)
         else:
-            machine.start(f"consumer {who}", scope["consume"], *given, None, who, *common, build.parts, *epilogue)
+            machine.start(f"consumer {who}", scope["consume"], *given, who, *common, build.parts, *epilogue)
     machine.run()
     expected = []
     for index in range(program, batch * tiles_m * tiles_n, programs):
@@ -214,7 +212,7 @@ def simulate(family, sides, stages, tiles_m, tiles_n, k_blocks, program, program
         for part in range(build.parts):
             row, col = tile_m * block_m + part * (block_m // build.parts), tile_n * block_n
             starts = (col, col + build.first_n) if rest_n else (col,)
-            ks = [k * BLOCK_K for k in range(k_blocks)]
+            ks = [k * block_k for k in range(k_blocks)]
             sums = tuple([(("A", first_a + row, k), ("B", first_b + start, k)) for k in ks] for start in starts)
             expected.append((matrix, row, col, sums))
     assert sorted(machine.stored) == sorted(expected)

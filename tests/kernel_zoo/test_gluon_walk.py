@@ -12,7 +12,7 @@ from tests.kernel_zoo.cases import H200
 SIZES = list(product((1, 3, 8, 20), (1, 5, 7)))
 TILES = (
     (warp_specialised.VARIANT, TileConfig(128, 256, 64, num_stages=4, num_warps=8)),
-    (ping_pong.VARIANT, TileConfig(128, 128, 64, num_stages=5, num_warps=8)),
+    (ping_pong.VARIANT, TileConfig(128, 128, 64, num_stages=6, num_warps=8)),
 )
 SERPENTINE = (("serpentine", 1),)
 
