@@ -91,9 +91,10 @@ def address_limit(problem: GemmProblem, tile: TileConfig, limit: int = 190) -> R
 
 
 def full_reads(problem: GemmProblem) -> list[Operand]:
-    """What the epilogue reads element by element: C, and a bias that varies along both dimensions."""
-    read = (problem.epilogue.c, problem.epilogue.bias)
-    return [operand for operand in read if operand is not None and min(operand.strides[1:]) > 0]
+    """What the epilogue reads element by element: C, even one that is expanded, and a bias that varies along both dimensions."""
+    c, bias = problem.epilogue.c, problem.epilogue.bias
+    read = [c] if c is not None else []
+    return [*read, bias] if bias is not None and min(bias.strides[1:]) > 0 else read
 
 
 def epilogue_limit(problem: GemmProblem, tile: TileConfig, pieces: int = 1, *, stores_pointers: bool = True) -> Refusal | None:

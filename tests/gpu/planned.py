@@ -10,12 +10,15 @@ from heuristics import store
 from heuristics.suites import cases as suite_cases
 from heuristics.table import problem_of
 from kernel_zoo import catalog
-from kernel_zoo.spec import Arch, GemmProblem, TileConfig, Variant
+from kernel_zoo.kernels import ping_pong, warp_specialised
+from kernel_zoo.spec import Arch, Epilogue, GemmProblem, Operand, TileConfig, Variant
+from minblas.buffers import scalars
 from tests.kernel_zoo.cases import DEPTHS, PARAMETERS, SIZES, Case, make_case, spaces, spread
 from tests.kernel_zoo.pairwise import cover
 
 CASES_PER_VARIANT = 64
 TILES_PER_VARIANT = 24
+LAYOUTS = ("nn", "nt", "tn", "tt")
 LARGEST_FLOPS = 2**38  # a float64 reference of that size takes milliseconds on a data-centre GPU
 
 #: 2500 rows are several bands of tiles, which a walk can go there and back.
@@ -89,6 +92,58 @@ def counting_case(variant: Variant, arch: Arch) -> Case | None:
         if case.tile is not None and (case.problem.batch == 1 or case.problem.out.strides[0])
     }
     return max(counters, key=lambda case: counters[case]) if any(counters.values()) else None
+
+
+def gluon_cases(arch: Arch) -> list[Case]:
+    """The warp-specialised families beyond plain products: batches under one descriptor, transposed results."""
+    found = []
+    for variant, tile, depth in gluon_tiles():
+        m, n = tile.block_m, tile.block_n
+        turned = replace(tile, knobs=(("swap", 1),))
+        shared = Operand("fp16", 256, n + 8, (0, n + 8, 1))
+        apart = Operand("fp16", m, n + 8, ((m + 5) * (n + 16), n + 16, 1))  # lines of padding between results
+        read, row = Operand.dense("fp16", m, n + 8, batch=7), Operand("fp16", m, n + 8, (n + 8, 0, 1))
+        several = GemmProblem.of(m, n + 8, 256, "fp16", "nn", batch=7)
+        cases = [(GemmProblem.of(2 * m, n + 40, 256, "bf16", layout, batch=5), tile) for layout in LAYOUTS]
+        cases += [
+            (GemmProblem.of(m, 2 * n, 72, "fp16", "nt", batch=300), tile),  # K ends inside a block
+            (replace(several, b=shared), tile),
+            (replace(several, out=apart), tile),
+            (replace(several, epilogue=Epilogue("x", "x", read, row, "relu")), tile),
+            (GemmProblem.of(2 * n, m + 8, 256, "bf16", "nt", batch=9), turned),
+        ]
+        cases += [(GemmProblem.of(9 * n + 8, 9 * m + 24, 200, "bf16", layout), turned) for layout in LAYOUTS]
+        plain = GemmProblem.of(3 * n + 8, 3 * m + 8, 136, "bf16", "nt")
+        sizes = (plain.m, plain.n)
+        added = Epilogue("x", bias=Operand("bf16", *sizes, (0, 0, 1)), activation="silu")
+        both = Epilogue("x", "x", Operand.dense("bf16", *sizes), Operand("bf16", *sizes, (0, 1, 0)))
+        cases += [
+            (GemmProblem.of(*sizes, 136, "bf16", "nt", out_dtype="fp32"), replace(turned, num_stages=depth)),
+            (GemmProblem.of(20 * n + 8, 21 * m + 8, 328, "bf16", "nt"), turned),  # several tiles a program
+            (replace(plain, epilogue=added), turned),
+            (replace(plain, epilogue=both), turned),
+            (replace(plain, out=Operand.of("bf16", *sizes, (0, 1, plain.m))), tile),  # the caller's own columns, as they lie
+        ]
+        found += [
+            Case(variant, problem, one, arch, *scalars(problem))
+            for problem, one in cases
+            if not variant.refusal(problem, arch, one)
+        ]
+    return found
+
+
+def gluon_tiles() -> Iterator[tuple[Variant, TileConfig, int]]:
+    """The warp-specialised families' tiles with their deepest ring, and the depth that leaves room for results in fp32."""
+    for variant, family in ((warp_specialised.VARIANT, warp_specialised.FAMILY), (ping_pong.VARIANT, ping_pong.FAMILY)):
+        for sides, made in family.items():
+            yield variant, TileConfig(*sides, num_stages=made.stages[0], num_warps=4 * made.consumers), made.stages[-1]
+
+
+def chain_cases(arch: Arch) -> list[Case]:
+    """A square product by every tile of the warp-specialised families, started early and not."""
+    problem = GemmProblem.of(512, 512, 512, "bf16", "nn")
+    starts = [(("early", early),) for early in (0, 1)]
+    return [Case(variant, problem, replace(tile, knobs=knobs), arch) for variant, tile, _ in gluon_tiles() for knobs in starts]
 
 
 def shape_problems() -> list[GemmProblem]:

@@ -1,11 +1,13 @@
 """From a launch as data to a binary."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from kernel_zoo import build, catalog
-from kernel_zoo.spec import ALPHA, INT32_MAX, Descriptor, GemmProblem, KernelCall, Operand, TileConfig, View
+from kernel_zoo.kernels import _rules
+from kernel_zoo.spec import ALPHA, INT32_MAX, Descriptor, Epilogue, GemmProblem, KernelCall, Operand, TileConfig, View
 from tests.kernel_zoo.cases import H200
 
 
@@ -109,6 +111,20 @@ def test_a_binary_is_compiled_and_read_without_a_gpu():
     assert found.spills == 0
     assert "wgmma" in found.instructions
     assert "cp.async" in found.instructions
+
+
+@pytest.mark.parametrize("strides", [(0, 8, 1), (0, 0, 1), (0, 1, 0)], ids=["whole", "expanded row", "expanded column"])
+def test_a_c_that_is_expanded_takes_as_much_shared_memory_as_any(strides):
+    """Found on an H200: a flattened loop keeps its loads of C in flight in shared memory, one row of it or all."""
+    variant = catalog.get("tma")
+    plain = GemmProblem.of(333, 8, 8, "bf16")
+    problem = replace(plain, epilogue=Epilogue("x", "x", Operand("fp32", 333, 8, strides, 4)))
+    assert _rules.full_reads(problem) == [problem.epilogue.c]
+    flat = TileConfig(128, 128, 128, num_warps=8, knobs=(("flatten", 1), ("persistent", 1), ("subtile", 1)))
+    assert variant.refusal(plain, H200, flat) is None
+    assert variant.refusal(problem, H200, flat).rule in ("registers", "shared memory")
+    needed = build.resources(build.compile_binary(build.specialise(variant.plan(problem, flat, H200).calls[0]), 90)).shared_bytes
+    assert needed > H200.smem_per_block
 
 
 def test_without_triton_the_message_names_it(monkeypatch):

@@ -31,6 +31,16 @@ def test_a_walk_there_and_back_turns(name):
     assert any(case.problem.m > case.tile.group_m * case.tile.block_m for case in cases)
 
 
+def test_every_gluon_tile_meets_batches_and_transposed_results():
+    cases = planned.gluon_cases(H200)
+    tiles = {(variant.name, tile) for variant, tile, _ in planned.gluon_tiles()}
+    assert {(case.variant.name, case.tile) for case in cases if case.problem.batch > 1 and not case.tile.knobs} == tiles
+    turned = {(case.variant.name, case.tile.without("swap")) for case in cases if case.tile.knob("swap")}
+    assert turned >= tiles
+    assert {case.problem.layout for case in cases if case.tile.knob("swap")} == set(planned.LAYOUTS)
+    assert {(case.variant.name, case.tile.without("early")) for case in planned.chain_cases(H200)} == tiles
+
+
 def test_a_variant_that_counts_has_a_case_with_many_counters():
     case = planned.counting_case(catalog.get("split_k_fused"), H200)
     assert case.variant.plan(case.problem, case.tile, case.arch).counters > 4
