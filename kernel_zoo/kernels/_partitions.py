@@ -1,4 +1,4 @@
-"""The host half of the warp-specialised families: how a program is built for a tile, which tiles are legal, the launch.
+"""How programs of the warp-specialised families are built, and which tiles are legal (`_partition_launch` launches them).
 
 A batch is one long matrix: its matrices lie under one descriptor, each a number of lines after the one before it, so that a tile's
 blocks are found by adding to a coordinate. What a block reads beyond its own matrix is then the next one's, and not zeros; the
@@ -9,24 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
-from kernel_zoo.kernels import _args, _rules
+from kernel_zoo.kernels import _rules
 from kernel_zoo.kernels.tma import stores_through_tma
-from kernel_zoo.spec import (
-    INT32_MAX,
-    Arch,
-    Argument,
-    Descriptor,
-    GemmCall,
-    GemmProblem,
-    KernelCall,
-    Operand,
-    Refusal,
-    TileConfig,
-    View,
-    cdiv,
-)
+from kernel_zoo.spec import INT32_MAX, Arch, GemmProblem, Operand, Refusal, TileConfig
 
 PIECE_ROWS: Final = 64
 _PIECE_BYTES: Final = 128  # of a piece's row: the widest line that the copy engine swizzles
@@ -136,7 +123,7 @@ class Staging:
         return cls(columns, rest_columns, buffers, group, fixed + buffers * columns * line_bytes)
 
 
-def _matrices_read(c: Operand | None, bias: Operand | None) -> int:
+def matrices_read(c: Operand | None, bias: Operand | None) -> int:
     """How many operands the epilogue reads element by element: C, and a bias that varies along both dimensions."""
     return (c is not None) + (bias is not None and min(bias.strides[1:]) > 0)
 
@@ -191,11 +178,11 @@ def fits_family(family: Family, problem: GemmProblem, tile: TileConfig, arch: Ar
         )
     if problem.batch > 1 and (refusal := _batch_fits(frame, problem.k, tile)) is not None:
         return refusal
-    everything = _matrices_read(frame.c, frame.bias) > 1
+    everything = matrices_read(frame.c, frame.bias) > 1
     activation = problem.epilogue.activation
     long = (
         ("reads both C and bias", everything),
-        ("reads a matrix across its lines", bool(tile.knob("swap")) and _matrices_read(frame.c, frame.bias) > 0),
+        ("reads a matrix across its lines", bool(tile.knob("swap")) and matrices_read(frame.c, frame.bias) > 0),
         (f"has {activation}", activation in ("gelu", "gelu_tanh", "silu")),
         ("stores through pointers", not through_tma),
     )
@@ -206,7 +193,7 @@ def fits_family(family: Family, problem: GemmProblem, tile: TileConfig, arch: Ar
     if registers > limit and why:
         given = f"the accumulator takes {registers} registers a thread, and the epilogue {' and '.join(why)}"
         return Refusal("registers", given, f"at most {limit} registers")
-    reads = _matrices_read(frame.c, frame.bias)
+    reads = matrices_read(frame.c, frame.bias)
     needed = Staging.of(build, tile, problem.a.itemsize, frame.out, reads, arch.smem_per_block).total_bytes
     if needed > arch.smem_per_block:
         given = f"the tile takes {needed:,} bytes of shared memory"
@@ -261,85 +248,3 @@ def _tiles_of(family: Family, many: tuple[Sides, ...], turned: tuple[Sides, ...]
     more = [replace(tile, knobs=(("serpentine", 1),)) for tile in large] + [replace(tile, group_m=4) for tile in large]
     more += [replace(tile, knobs=(("swap", 1),)) for sides in turned for tile in found[sides]]
     return (*(tile for tiles in found.values() for tile in tiles), *more)
-
-
-def _flat(view: View, rows: int, cols: int, batch: int) -> tuple[Descriptor, int]:
-    """A descriptor for blocks of all of a batch's matrices, and how many lines these lie apart; 0 where all share one."""
-    single = _args.descriptor(replace(view, operand=replace(view.operand, strides=(0, *view.strides))), rows, cols, 1)
-    apart = view.batch_stride // view.operand.leading
-    outer, inner = single.shape
-    return replace(single, view=view, shape=(outer + (batch - 1) * apart, inner)), apart
-
-
-def launch(kernel: Any, build: Build, call: GemmCall, tile: TileConfig) -> KernelCall:
-    """One launch of as many programs as there are tiles, at most one an SM."""
-    view = call.swapped() if tile.knob("swap") else call
-    out = view.out.operand
-    through_tma, transposed = out_through_tma(out, view.arch), out.layout == "t"
-    c, bias = (each.operand if each else None for each in (view.c, view.bias))
-    staging = Staging.of(build, tile, view.a.operand.itemsize, out, _matrices_read(c, bias), view.arch.smem_per_block)
-    rest = tile.block_n - build.first_n
-    tiles_m, tiles_n = cdiv(view.m, tile.block_m), cdiv(view.n, tile.block_n)
-    dependent = _args.is_dependent(view, tile, EARLY_US)
-    a, a_lines = _flat(view.a, tile.block_m // build.parts, tile.block_k, view.batch)
-    b, b_lines = _flat(view.b, tile.block_k, build.first_n, view.batch)
-    target: Argument = view.out
-    rest_target, out_lines = None, 0
-    if through_tma:
-        target, out_lines = _flat(view.out, PIECE_ROWS, staging.columns, view.batch)
-        if 0 < staging.rest_columns < staging.columns:
-            rest_target, _ = _flat(view.out, PIECE_ROWS, staging.rest_columns, view.batch)
-    return KernelCall(
-        kernel,
-        (min(view.batch * tiles_m * tiles_n, view.arch.sm_count),),
-        (
-            a,
-            b,
-            _flat(view.b, tile.block_k, rest, view.batch)[0] if rest else None,
-            target,
-            rest_target,
-            view.batch,
-            view.m,
-            view.n,
-            view.k,
-            _walk(tile, tiles_m),
-            a_lines,
-            b_lines,
-            out_lines,
-            *((0, 0) if through_tma else view.out.strides),
-            view.c,
-            view.bias,
-            view.alpha,
-            view.beta,
-            *(view.c.strides if view.c else (0, 0)),
-            *(view.bias.strides if view.bias else (0, 0)),
-            view.c.batch_stride if view.c else 0,
-            view.bias.batch_stride if view.bias else 0,
-        ),
-        {
-            **_args.blocks(tile),
-            "FIRST_N": build.first_n,
-            "STAGES": tile.num_stages,
-            "PARTS": build.parts,
-            "PIECE_N": staging.columns,
-            "REST_PIECE_N": staging.rest_columns,
-            "BUFFERS": staging.buffers,
-            "GROUP": staging.group,
-            "A_TRANSPOSED": view.a.operand.layout == "t",
-            "B_TRANSPOSED": view.b.operand.layout == "t",
-            "OUT_TMA": through_tma,
-            "OUT_TRANSPOSED": through_tma and transposed,
-            **_args.epilogue_constants(view),
-            "WIDE": view.wide and not (through_tma and view.c is None and view.bias is None),
-            "DEPENDENT": dependent,
-        },
-        num_warps=4,
-        num_stages=tile.num_stages,
-        dependent=dependent,
-    )
-
-
-def _walk(tile: TileConfig, tiles_m: int) -> int:
-    """Tile rows that are walked together, as the kernel takes them: negative where every second band is walked back."""
-    rows = min(tile.group_m, tiles_m)
-    return -rows if tile.knob("serpentine") else rows

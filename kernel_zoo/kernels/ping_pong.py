@@ -26,7 +26,8 @@ from kernel_zoo.kernels._gluon import (
     store_tile,
     tile_corner,
 )
-from kernel_zoo.kernels._partitions import EARLY_US, Build, Family, fits_family, launch, supports, tiles_of
+from kernel_zoo.kernels._partition_launch import launch
+from kernel_zoo.kernels._partitions import EARLY_US, Build, Family, fits_family, supports, tiles_of
 from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant
 from kernel_zoo.triton_compat import gl, gluon, hopper
 
