@@ -40,6 +40,8 @@ LAYOUTS: Final = ("nn", "nt", "tn", "tt")
 DTYPES: Final = (("bf16", ""), ("fp32", "ieee"), ("fp32", "tf32"))
 _WIDE: Final = 1000  # a multiple of 8, as 16-byte lines of 16-bit numbers need, and of no block
 _NARROW: Final = (8, 24, 56)
+#: Results that take fewer tiles of some shape when they are computed transposed.
+_TURNED: Final = ((136, 104), (72, 136))
 _ROWS: Final = (1, 2, 4)  # the most of each kind that `tile_key` tells apart
 _FAR: Final = 100_000  # enough columns to fill any device
 _DEEP: Final = 8200
@@ -88,7 +90,7 @@ def _candidates(variant: Variant, problem: GemmProblem, arch: Arch) -> dict[str,
 
 def _samples() -> Iterator[GemmProblem]:
     """Problems, plain and with tails, among which every branch of every space is reached; of those of a key the heaviest first."""
-    shapes = [(_WIDE, _WIDE, _WIDE), (200, 200, _DEEP)]
+    shapes = [(_WIDE, _WIDE, _WIDE), (200, 200, _DEEP), *((m, n, _WIDE) for m, n in _TURNED)]
     for narrow in (*_NARROW, *_ROWS):
         shapes += [(narrow, _WIDE, _DEEP), (_WIDE, narrow, _DEEP)]
     shapes += [shape for rows in _ROWS for shape in ((rows, _FAR, _DEEP), (_FAR, rows, _DEEP))]

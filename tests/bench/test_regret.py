@@ -52,16 +52,16 @@ def test_the_problems_are_held_out(timed):
 @pytest.mark.parametrize(
     ("name", "geomean", "p10", "worst"),
     [
-        ("model", 0.923, 0.84, 0.5),
-        ("ladder", 0.915, 0.79, 0.5),
-        ("top-8 measured", 0.988, 0.96, 0.83),
-        ("tuned", 0.964, 0.88, 0.53),
+        ("model", 0.932, 0.80, 0.5),
+        ("ladder", 0.927, 0.79, 0.5),
+        ("top-8 measured", 0.988, 0.955, 0.74),
+        ("tuned", 0.963, 0.88, 0.61),
     ],
 )
 def test_no_way_of_choosing_gets_worse(measured, name, geomean, p10, worst):
     found = measured[name]
-    # A pick that no measurement covers counts as half as fast as the best: 32 problems lack times of the newest kernels.
-    assert len(found.missing) <= 10
+    # A pick that no measurement covers counts as half as fast as the best: 13 problems lack times of the newest tiles.
+    assert len(found.missing) <= 2
     assert found.geomean >= geomean
     assert found.quantile(0.1) >= p10
     assert min(found.shares) >= worst
