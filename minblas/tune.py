@@ -82,7 +82,7 @@ def tune(
         device: the GPU.
         devices: several GPUs of one kind, by name or number, which share the shapes; "all" for every one.
         budget_s: begin no further shape after so many seconds.
-        top_k: candidates measured per shape.
+        top_k: candidates measured per shape; up to three of them also with their other start (`tune_starts`), where that may pay.
         per_variant: candidates that every variant which can serve sends at least, whatever the model thinks of it; more than 2 may
             make more than top_k of them.
         resume: a journal to write to and, where it exists, to go on from. By default a new one in the user's data directory.

@@ -15,7 +15,7 @@ from kernel_zoo.spec.problem import GemmProblem
 #: sizes that the tile divides, so that nothing is masked.
 FORMS: Final = ("heavy", "plain", "even")
 #: Knobs of how a binary is launched: in which order tiles are walked, as group_m says, and when programs may start.
-LAUNCH_KNOBS: Final = ("early", "serpentine")
+_LAUNCH_KNOBS: Final = ("early", "serpentine")
 
 
 def is_vectorised(problem: GemmProblem) -> bool:
@@ -32,7 +32,7 @@ def binary_class(problem: GemmProblem) -> str:
 
 def tile_key(problem: GemmProblem, tile: TileConfig) -> str:
     """What a tile decides of a binary: "128x256x64 w8 s3 flatten1". Rows that are not tiled are part of it."""
-    knobs = "".join([f" {name}{value}" for name, value in tile.knobs if name not in LAUNCH_KNOBS]) if tile.knobs else ""
+    knobs = "".join([f" {name}{value}" for name, value in tile.knobs if name not in _LAUNCH_KNOBS]) if tile.knobs else ""
     rows = f" rows{next_pow2(min(problem.m, problem.n))}" if tile.block_m == 1 else ""
     return f"{tile.block_m}x{tile.block_n}x{tile.block_k} w{tile.num_warps} s{tile.num_stages}{knobs}{rows}"
 
