@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kernel_zoo.kernels import _args
-from kernel_zoo.kernels._partitions import EARLY_US, PIECE_ROWS, Build, Staging, matrices_read, out_through_tma
+from kernel_zoo.kernels import _args, _rules
+from kernel_zoo.kernels._partitions import EARLY_US, PIECE_ROWS, Build, Staging, out_through_tma
 from kernel_zoo.spec import Argument, Descriptor, GemmCall, KernelCall, TileConfig, View, cdiv
 
 
@@ -24,7 +24,7 @@ def launch(kernel: Any, build: Build, call: GemmCall, tile: TileConfig) -> Kerne
     out = view.out.operand
     through_tma, transposed = out_through_tma(out, view.arch), out.layout == "t"
     c, bias = (each.operand if each else None for each in (view.c, view.bias))
-    staging = Staging.of(build, tile, view.a.operand.itemsize, out, matrices_read(c, bias), view.arch.smem_per_block)
+    staging = Staging.of(build, tile, view.a.operand.itemsize, out, len(_rules.full_reads(c, bias)), view.arch.smem_per_block)
     rest = tile.block_n - build.first_n
     tiles_m, tiles_n = cdiv(view.m, tile.block_m), cdiv(view.n, tile.block_n)
     dependent = _args.is_dependent(view, tile, EARLY_US)

@@ -123,11 +123,6 @@ class Staging:
         return cls(columns, rest_columns, buffers, group, fixed + buffers * columns * line_bytes)
 
 
-def matrices_read(c: Operand | None, bias: Operand | None) -> int:
-    """How many operands the epilogue reads element by element: C, and a bias that varies along both dimensions."""
-    return (c is not None) + (bias is not None and min(bias.strides[1:]) > 0)
-
-
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     """16-bit matrices that the copy engine can read, on Hopper; of a batch, matrices that lie whole lines apart."""
     if arch.capability != (9, 0):
@@ -178,11 +173,12 @@ def fits_family(family: Family, problem: GemmProblem, tile: TileConfig, arch: Ar
         )
     if problem.batch > 1 and (refusal := _batch_fits(frame, problem.k, tile)) is not None:
         return refusal
-    everything = matrices_read(frame.c, frame.bias) > 1
+    reads = len(_rules.full_reads(frame.c, frame.bias))
+    everything = reads > 1
     activation = problem.epilogue.activation
     long = (
         ("reads both C and bias", everything),
-        ("reads a matrix across its lines", bool(tile.knob("swap")) and matrices_read(frame.c, frame.bias) > 0),
+        ("reads a matrix across its lines", bool(tile.knob("swap")) and reads > 0),
         (f"has {activation}", activation in ("gelu", "gelu_tanh", "silu")),
         ("stores through pointers", not through_tma),
     )
@@ -193,7 +189,6 @@ def fits_family(family: Family, problem: GemmProblem, tile: TileConfig, arch: Ar
     if registers > limit and why:
         given = f"the accumulator takes {registers} registers a thread, and the epilogue {' and '.join(why)}"
         return Refusal("registers", given, f"at most {limit} registers")
-    reads = matrices_read(frame.c, frame.bias)
     needed = Staging.of(build, tile, problem.a.itemsize, frame.out, reads, arch.smem_per_block).total_bytes
     if needed > arch.smem_per_block:
         given = f"the tile takes {needed:,} bytes of shared memory"

@@ -90,9 +90,8 @@ def address_limit(problem: GemmProblem, tile: TileConfig, limit: int = 190) -> R
     return None
 
 
-def full_reads(problem: GemmProblem) -> list[Operand]:
+def full_reads(c: Operand | None, bias: Operand | None) -> list[Operand]:
     """What the epilogue reads element by element: C, even one that is expanded, and a bias that varies along both dimensions."""
-    c, bias = problem.epilogue.c, problem.epilogue.bias
     read = [c] if c is not None else []
     return [*read, bias] if bias is not None and min(bias.strides[1:]) > 0 else read
 
@@ -106,7 +105,7 @@ def epilogue_limit(problem: GemmProblem, tile: TileConfig, pieces: int = 1, *, s
     accumulator = tile.block_m * tile.block_n / threads
     piece = accumulator / pieces
     extra = [piece if problem.epilogue.activation == "gelu" else 0.0]
-    for operand in full_reads(problem):
+    for operand in full_reads(problem.epilogue.c, problem.epilogue.bias):
         accesses = piece * operand.itemsize / max(operand.itemsize, operand.line_align)
         extra += [piece * operand.itemsize / 4 + 2 * accesses]
     if stores_pointers:

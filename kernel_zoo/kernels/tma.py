@@ -165,7 +165,7 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
 def epilogue_staging(problem: GemmProblem, tile: TileConfig) -> int:
     """Shared memory that the epilogue takes beside the pipeline: the result, or C, on its way between layouts."""
     piece = tile.block_m * tile.block_n // tile.knob("subtile", 1)
-    loads = sum(piece * operand.itemsize for operand in _rules.full_reads(problem))
+    loads = sum(piece * operand.itemsize for operand in _rules.full_reads(problem.epilogue.c, problem.epilogue.bias))
     stored = piece * problem.out.itemsize
     # A flattened loop keeps these loads in flight for several stages, too.
     return loads * tile.num_stages + stored if tile.knob("flatten") else max(loads, stored)

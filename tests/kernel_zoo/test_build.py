@@ -119,7 +119,7 @@ def test_a_c_that_is_expanded_takes_as_much_shared_memory_as_any(strides):
     variant = catalog.get("tma")
     plain = GemmProblem.of(333, 8, 8, "bf16")
     problem = replace(plain, epilogue=Epilogue("x", "x", Operand("fp32", 333, 8, strides, 4)))
-    assert _rules.full_reads(problem) == [problem.epilogue.c]
+    assert _rules.full_reads(problem.epilogue.c, None) == [problem.epilogue.c]
     flat = TileConfig(128, 128, 128, num_warps=8, knobs=(("flatten", 1), ("persistent", 1), ("subtile", 1)))
     assert variant.refusal(plain, H200, flat) is None
     assert variant.refusal(problem, H200, flat).rule in ("registers", "shared memory")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 
 from heuristics.archs import ARCHS
 from kernel_zoo import catalog, census
 from kernel_zoo.compile_worker import Answer
+from kernel_zoo.kernels import ping_pong, warp_specialised
 from kernel_zoo.spec import FORMS, GemmProblem, Resources, TileConfig, binary_class, tails, tile_key
 
 H200 = ARCHS["h200"]
@@ -46,6 +48,15 @@ def test_no_candidate_is_without_a_key(listing):
                     assert key in keys, f"{problem.describe()}: {tile.describe()}"
                     seen += 1
     assert seen > 1000
+
+
+@pytest.mark.parametrize("family", [warp_specialised, ping_pong], ids=lambda module: module.VARIANT.name)
+def test_transposed_results_are_among_them_for_every_tile_that_is_no_square(family):
+    keys = {item.key for item in census.items([family.VARIANT], H200)}
+    for (m, n, k), made in family.FAMILY.items():
+        for stages, layout in product(made.stages, census.LAYOUTS if m != n else ()):
+            name = f"{family.VARIANT.name} 16bit {layout} 16 {m}x{n}x{k} w{4 * made.consumers} s{stages}"
+            assert {name, f"{name} swap1"} <= keys
 
 
 def test_every_item_stands_for_its_key(listing):
