@@ -128,6 +128,14 @@ def test_the_pick_in_force_is_tried_first_and_families_are_kept(files):
     assert "aten" not in families
 
 
+def test_the_most_promising_are_tried_with_both_starts(files):
+    (row,) = tune([(16, 4096, 4096)], benches=Benches(), top_k=6, **files).rows
+    starts = [dict(trial["tile"]["knobs"]).get("early") for trial in row["trials"]]
+    assert starts[6:]
+    assert None not in starts[6:]
+    assert len(starts) <= 6 + 3
+
+
 def test_challengers_compete_with_the_pick_in_force(files):
     in_force = dispatch.select(GemmProblem.of(512, 512, 512), settings.named_arch("h200"))
     assert in_force.variant == "tma"
