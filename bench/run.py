@@ -37,6 +37,7 @@ class Request:
     limit: int | None = None
     aten: bool = True
     rounds: int = 5
+    warm_up_ms: float = 100.0
     budget_s: float | None = None
     eager: bool = True
     workers: int | None = None
@@ -109,13 +110,13 @@ def on_gpu(request: Request, screen: Console, device: torch.device, engine: timi
     budget = request.budget_s or _DEFAULT_BUDGET_S
     said(f"{where['gpu_name']}, torch {where['torch']}, triton {where['triton']}; {len(cases)} shapes, at most {budget:.0f} s")
     excluded = frozenset() if request.aten else frozenset({"aten"})
-    options = sweep.Options(request.rounds, budget, request.eager)
+    options = sweep.Options(request.rounds, budget, request.eager, request.warm_up_ms)
     with minblas.options(exclude=excluded | minblas.options.get().exclude):
         plans = sweep.choose_all(cases, device)
         said(f"chosen in {time.perf_counter() - began:.1f} s; compiling on {request.workers or os.cpu_count()} processes")
         warm = minblas.warmup([plan.problem for plan in plans if plan.selection], device=device, workers=request.workers)
         where |= {"compile_seconds": round(warm.seconds, 1), "binaries": warm.binaries}
-        where |= {"rounds": request.rounds, "aten": request.aten}
+        where |= {"rounds": request.rounds, "warm_up_ms": request.warm_up_ms, "aten": request.aten}
         said(str(warm))
         results = list(_tracked(sweep.sweep(plans, device, options, engine=engine, began=began), len(plans), request.as_json))
     done = Done(where, results, time.perf_counter() - began, [])

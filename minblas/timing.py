@@ -126,6 +126,7 @@ def time_interleaved(
     sets: int = 1,
     rounds: int = ROUNDS,
     target_us: float = TARGET_US,
+    warm_up_us: float = 0.0,
     estimates: Sequence[float] | None = None,
     engine: Engine | None = None,
     device: torch.device | str | None = None,
@@ -137,6 +138,8 @@ def time_interleaved(
         sets: how many buffer sets there are; see `minblas.buffers.buffer_sets`.
         rounds: at least 5 where the interval is to mean anything.
         target_us: device time of one replay.
+        warm_up_us: device time for which the rivals are replayed in turn before the rounds count, at least once each. A card that
+            rested runs at a clock which it does not hold under load.
         estimates: microseconds of one launch of each rival, where known.
         engine: how launches are captured and timed; CUDA graphs by default.
         device: the CUDA device, the current one by default.
@@ -156,7 +159,9 @@ def time_interleaved(
     for run, count in zip(runs, counts, strict=True):
         replays.append(engine.capture(run, [(start + i) % sets for i in range(count)]))
         start += count  # the next rival begins on buffers that this one has not just pulled into L2
-    engine.measure(replays)
+    spent = sum(engine.measure(replays))
+    while 0.0 < spent < warm_up_us:
+        spent += sum(engine.measure(replays))
     samples: list[list[float]] = [[] for _ in runs]
     for index in range(rounds):
         order = schedule(len(runs), index)

@@ -51,6 +51,16 @@ def test_every_result_is_checked_before_it_is_timed(plans):
     assert all(result.ratio for result in results)
 
 
+@pytest.mark.parametrize(("heavy", "asked", "waited"), [(1.0, 40.0, 40e3), (1e30, 40.0, 0.0), (1.0, 0.0, 0.0)])
+def test_a_heavy_product_warms_the_card_up(plans, monkeypatch, heavy, asked, waited):
+    seen = []
+    timed = sweep.timing.time_interleaved
+    monkeypatch.setattr(sweep, "HEAVY_FLOPS", heavy)
+    monkeypatch.setattr(sweep.timing, "time_interleaved", lambda *a, **k: seen.append(k["warm_up_us"]) or timed(*a, **k))
+    list(sweep.sweep(plans[:1], CPU, quick(warm_up_ms=asked), engine=CountingEngine()))
+    assert seen == [waited]
+
+
 def test_a_wrong_result_is_reported_and_not_timed(plans, monkeypatch):
     class Wrong:
         compile_seconds = 0.0

@@ -65,6 +65,16 @@ def test_every_round_has_each_rival_twice_after_one_warm_up():
     assert engine.replayed == [0, 1, *schedule(2, 0), *schedule(2, 1)]
 
 
+def test_a_warm_up_lasts_until_the_card_was_busy_for_so_long():
+    engine, runs = rivals([10.0, 20.0])
+    time_interleaved(runs, rounds=1, target_us=100.0, warm_up_us=1000.0, engine=engine)
+    each = 10.0 * 8 + 20.0 * 4  # launches of one replay: 100 us by the engine's estimates, which are 1.2 times the truth
+    assert engine.replayed == [0, 1] * math.ceil(1000.0 / each) + schedule(2, 0)
+    engine, runs = rivals([0.0])
+    time_interleaved(runs, rounds=1, warm_up_us=1000.0, engine=engine)  # an engine that measures nothing ends all the same
+    assert engine.replayed == [0, 0, 0]
+
+
 def test_times_per_launch():
     engine, runs = rivals([10.0, 50.0, 2000.0])
     times = time_interleaved(runs, rounds=5, target_us=1000.0, engine=engine)
