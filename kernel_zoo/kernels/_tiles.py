@@ -13,7 +13,7 @@ from kernel_zoo.spec import VECTOR_BYTES, Arch, GemmProblem, TileConfig
 
 
 #: Programs that a split of K is to make, as waves of one program an SM.
-_WAVES: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+WAVES: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 _SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -77,7 +77,7 @@ def occupancy(itemsize: int, tile: TileConfig, arch: Arch) -> int:
 
 
 @lru_cache(maxsize=1 << 13)
-def filling_splits(tiles_total: int, most: int, sm_count: int, waves: float = _WAVES[-1]) -> tuple[int, ...]:
+def filling_splits(tiles_total: int, most: int, sm_count: int, waves: float = WAVES[-1]) -> tuple[int, ...]:
     """Split counts from 2 to `most` that divide so many tiles' K over an SM's programs, at most `waves` of them.
 
     A last wave that is nearly empty costs as much as a full one, so a count is the largest that does not begin another. Where even
@@ -85,7 +85,7 @@ def filling_splits(tiles_total: int, most: int, sm_count: int, waves: float = _W
     """
     a_wave = sm_count / max(tiles_total, 1)
     top = min(most, int(waves * a_wave))
-    wanted = {int(share * a_wave) for share in _WAVES if share <= waves}
+    wanted = {int(share * a_wave) for share in WAVES if share <= waves}
     if top < a_wave:
         wanted |= {int(share * top) for share in _SHARES}
     return tuple(sorted(count for count in wanted if 2 <= count <= top))
