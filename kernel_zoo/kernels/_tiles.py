@@ -11,7 +11,6 @@ from typing import Final
 from kernel_zoo.kernels._rules import last_answer
 from kernel_zoo.spec import VECTOR_BYTES, Arch, GemmProblem, TileConfig
 
-
 #: Programs that a split of K is to make, as waves of one program an SM.
 WAVES: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 _SHARES: Final = (0.25, 0.5, 0.75, 1.0)

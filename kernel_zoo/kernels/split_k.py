@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Final
 
 from kernel_zoo.kernels import _args, _reduce, _rules, _tiles

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_zoo.kernels._tiles import WAVES, filling_splits
-from kernel_zoo.spec import cdiv
 
 
 @given(st.integers(1, 1 << 16), st.integers(0, 64), st.integers(1, 200), st.sampled_from([1.0, 3.0, 4.0]))
