@@ -5,15 +5,10 @@ Spaces repeat: here and in the kernels' files they are made once for each thing 
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
-from typing import Final
+from functools import cache
 
 from kernel_zoo.kernels._rules import last_answer
 from kernel_zoo.spec import VECTOR_BYTES, Arch, GemmProblem, TileConfig
-
-#: Programs that a split of K is to make, as waves of one program an SM.
-WAVES: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
-_SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 
 
 def tiles(*specs: tuple[int, ...]) -> tuple[TileConfig, ...]:
@@ -73,21 +68,6 @@ def occupancy(itemsize: int, tile: TileConfig, arch: Arch) -> int:
     threads = 32 * tile.num_warps
     registers = threads * min(255, tile.block_m * tile.block_n // threads + 72)
     return max(1, min(4, arch.smem_per_sm // shared, arch.registers_per_sm // registers, arch.threads_per_sm // threads))
-
-
-@lru_cache(maxsize=1 << 13)
-def filling_splits(tiles_total: int, most: int, sm_count: int, waves: float = WAVES[-1]) -> tuple[int, ...]:
-    """Split counts from 2 to `most` that divide so many tiles' K over an SM's programs, at most `waves` of them.
-
-    A last wave that is nearly empty costs as much as a full one, so a count is the largest that does not begin another. Where even
-    `most` leaves SMs idle, shares of it are proposed beside it: what fewer splits lose in width they gain when partials are summed.
-    """
-    a_wave = sm_count / max(tiles_total, 1)
-    top = min(most, int(waves * a_wave))
-    wanted = {int(share * a_wave) for share in WAVES if share <= waves}
-    if top < a_wave:
-        wanted |= {int(share * top) for share in _SHARES}
-    return tuple(sorted(count for count in wanted if 2 <= count <= top))
 
 
 def instruction_family(problem: GemmProblem, tile: TileConfig) -> str:

@@ -7,9 +7,10 @@ and split_k alone. Knobs: tma (operands through descriptors), swap (compute out.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from kernel_zoo.kernels import _args, _reduce, _rules, _tiles
@@ -19,6 +20,7 @@ from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Ref
 from kernel_zoo.triton_compat import tl, triton
 
 MAX_SPLIT = 64  # the reduction unrolls its sum
+_SPLITS: Final = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64)
 _LARGEST: Final = 256 * 256  # of all tiles, in elements
 
 
@@ -95,9 +97,19 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     )
 
 
-def splits_for(tiles_total: int, k_blocks: int, sm_count: int) -> tuple[int, ...]:
-    """The split counts worth a look: of two k blocks or more each, programs that just do not exceed some number of waves."""
-    return _tiles.filling_splits(tiles_total, min(MAX_SPLIT, k_blocks // 2), sm_count)
+def splits_for(tiles_total: int, k_blocks: int, sm_count: int) -> slice:
+    """The _SPLITS of two k blocks or more that put half a wave to four waves of programs on the device, or come close to it."""
+    return _filling(tiles_total, bisect_right(_SPLITS, k_blocks // 2), sm_count)
+
+
+@lru_cache(maxsize=1 << 13)
+def _filling(tiles_total: int, long_enough: int, sm_count: int) -> slice:
+    """Those of the first so many of the _SPLITS."""
+    stop = min(long_enough, bisect_right(_SPLITS, 4 * sm_count // max(tiles_total, 1)))
+    if not stop:
+        return slice(0)
+    least = min(sm_count // 2, _SPLITS[stop - 1] * tiles_total // 4)
+    return slice(bisect_left(_SPLITS, cdiv(least, max(tiles_total, 1))), stop)
 
 
 def space(problem: GemmProblem, arch: Arch) -> Sequence[TileConfig]:
@@ -118,11 +130,11 @@ def space(problem: GemmProblem, arch: Arch) -> Sequence[TileConfig]:
         tiles_total = cdiv(problem.m, rows) * cdiv(problem.n, cols) * problem.batch
         if tiles_total <= most:
             for block_k, split in tiles:
-                found += [split[count] for count in splits_for(tiles_total, cdiv(problem.k, block_k), arch.sm_count)]
+                found += split[splits_for(tiles_total, cdiv(problem.k, block_k), arch.sm_count)]
     return found
 
 
-#: Rows and columns of the result that tiles cover; the block_k of each of these tiles, and it by split count.
+#: Rows and columns of the result that tiles cover; the block_k of each of these tiles, and it with each of _SPLITS.
 _Base = tuple[int, int, list[tuple[int, tuple[TileConfig, ...]]]]
 
 
@@ -132,7 +144,7 @@ def _bases(tiles: Iterable[TileConfig]) -> tuple[_Base, ...]:
         rows, cols = (tile.block_n, tile.block_m) if tile.knob("swap") else (tile.block_m, tile.block_n)
         if not found or found[-1][:2] != (rows, cols):
             found.append((rows, cols, []))
-        found[-1][2].append((tile.block_k, tuple(replace(tile, split_k=max(1, split)) for split in range(MAX_SPLIT + 1))))
+        found[-1][2].append((tile.block_k, tuple(replace(tile, split_k=split) for split in _SPLITS)))
     return tuple(found)
 
 
@@ -152,8 +164,8 @@ def _tma_bases(fp32: bool, side: int, swap: bool) -> tuple[_Base, ...]:
     else:
         tiles = _tiles.tiles(
             (64, 32, 128, 5, 4), (64, 64, 128, 4, 4), (64, 64, 64, 6, 4), (64, 128, 64, 4, 4), (64, 128, 64, 6, 4),
-            (64, 128, 128, 3, 4), (128, 64, 64, 4, 4), (128, 128, 64, 6, 4), (64, 256, 64, 4, 4),
-            (64, 256, 64, 5, 4), (128, 256, 64, 4, 8),
+            (64, 128, 128, 3, 4), (128, 64, 64, 4, 4), (128, 128, 64, 6, 4), (64, 256, 64, 4, 4), (64, 256, 64, 5, 4),
+            (128, 256, 64, 4, 8),
         )  # fmt: skip
     knobs = (("swap", 1), ("tma", 1)) if swap else (("tma", 1),)
     return _bases(replace(tile, knobs=knobs) for tile in tiles)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from kernel_zoo.kernels import _args, _rules, _tiles
@@ -35,7 +35,8 @@ from kernel_zoo.spec import (
 from kernel_zoo.triton_compat import tl, triton
 
 MAX_SPLIT: Final = 16  # beyond, the last arriver's sum costs more than a second launch
-_WAVES: Final = 3.0  # of programs, at most: their tiles are small, and an SM holds several
+_SPLITS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16)
+_LEAST_CHOICE: Final = 3  # split counts of a tile, where there are so many
 _SUM_BYTES: Final = 256 << 10  # what one program is asked to sum, at most: about 2.5 us at an SM's share of L2
 _DTYPES: Final = ("fp16", "bf16")
 _PIECE: Final = 32  # elements of a tile that a thread sums at a time
@@ -147,8 +148,15 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
 
 
 def splits_for(tiles_total: int, k_blocks: int, most: int, sm_count: int) -> tuple[int, ...]:
-    """The split counts worth a look, at most `most`: of two k blocks or more each, in up to three waves of programs."""
-    return _tiles.filling_splits(tiles_total, min(most, MAX_SPLIT, k_blocks // 2), sm_count, _WAVES)
+    """The _SPLITS, at most `most`, of two k blocks or more that put a quarter of a wave to three waves of programs on it."""
+    return _filling(tiles_total, min(most, MAX_SPLIT, k_blocks // 2), sm_count)
+
+
+@lru_cache(maxsize=1 << 13)
+def _filling(tiles_total: int, most: int, sm_count: int) -> tuple[int, ...]:
+    legal = tuple(s for s in _SPLITS if s <= most and s * tiles_total <= 3 * sm_count)
+    filling = tuple(s for s in legal if s * tiles_total >= sm_count // 4)
+    return max(filling, legal[-_LEAST_CHOICE:], key=len)  # few tiles cannot fill it, and fewer splits are summed sooner
 
 
 def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
@@ -159,7 +167,7 @@ def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
     for tile in _bases(side, side > 0 and problem.m < problem.n):
         rows, cols = (tile.block_n, tile.block_m) if tile.knob("swap") else (tile.block_m, tile.block_n)
         tiles_total = cdiv(problem.m, rows) * cdiv(problem.n, cols) * problem.batch
-        if 2 * tiles_total <= _WAVES * arch.sm_count:
+        if min(_SPLITS) * tiles_total <= 3 * arch.sm_count:
             most = _SUM_BYTES // (tile.block_m * tile.block_n * ITEMSIZE["fp32"])
             found += _with_splits(tile, splits_for(tiles_total, cdiv(problem.k, tile.block_k), most, arch.sm_count))
     return found

@@ -260,7 +260,9 @@ def test_wide_results_are_not_split():
 
 
 @pytest.mark.parametrize(("tiles_total", "k_blocks", "most"), [(1, 64, 16), (33, 56, 16), (64, 32, 4), (132, 128, 16), (9, 4, 16)])
-def test_split_counts_keep_to_what_the_last_arriver_can_sum(tiles_total, k_blocks, most):
+def test_split_counts_fill_the_device_or_come_close(tiles_total, k_blocks, most):
     found = splits_for(tiles_total, k_blocks, most, H200.sm_count)
     assert found
+    assert found == tuple(sorted(set(found)))
     assert all(split <= most and cdiv(k_blocks, split) >= 2 and split * tiles_total <= 3 * H200.sm_count for split in found)
+    assert len(found) <= 3 or all(split * tiles_total >= H200.sm_count // 4 for split in found)
