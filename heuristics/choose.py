@@ -79,7 +79,7 @@ def _answer(choice: Choice) -> Selection:
     if choice.problem.batch_invariant:
         return fixed.invariant(choice)
     found = None
-    if choice.problem.k > 0:
+    if choice.problem.k > 0 and (choice.own or choice.foreign):
         key = problem_key(choice.problem)
         found = _exact(choice, key) or _borrowed(choice, key) or _nearest(choice, key)
     return found or _modelled(choice) or choice.net()
@@ -118,7 +118,7 @@ def _nearest(choice: Choice, key: ProblemKey) -> Selection | None:
     rows = nearest.near(key, choice.arch, choice.own, choice.foreign, choice.fitted)
     if not rows:
         return None
-    others = proposals(choice.may, choice.may.able()) if rows[0].far > nearest.CLOSE else None
+    others = proposals(choice.may, choice.may.able().values()) if rows[0].far > nearest.CLOSE else None
     return _reranked(choice, rows, "nearest", "the model's choice among the tiles of the nearest rows", others)
 
 

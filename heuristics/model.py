@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -50,20 +50,19 @@ def legal(
     Ties go to the least scratch memory, then to the tile that moves the fewest bytes for its products, then to the variant and the
     tile mentioned first.
     """
-    return best_of(may, [variant for variant in variants if may.refusal(variant) is None], fitted)
+    return best_of(may, {variant.name: variant for variant in variants if may.refusal(variant) is None}, fitted)
 
 
 def best_of(
-    may: Judge, able: Iterable[Variant], fitted: Fitted | None = None
+    may: Judge, able: Mapping[str, Variant], fitted: Fitted | None = None
 ) -> Iterator[tuple[float, Variant, TileConfig | None]]:
-    """The same of variants that are known to take the problem."""
-    by_name = {variant.name: variant for variant in able}
-    numbers = proposals(may, by_name.values())
+    """The same of variants that are known to take the problem, by name."""
+    numbers = proposals(may, able.values())
     times = Scorer(may.problem, may.arch, fitted).totals(numbers)
     for index in best_first(times, numbers):
         name, tile = PAIRS.pairs[numbers[index]]
-        if tile is None or may.refusal(by_name[name], tile) is None:
-            yield float(times[index]), by_name[name], tile
+        if tile is None or may.refusal(able[name], tile) is None:
+            yield float(times[index]), able[name], tile
 
 
 def proposals(may: Judge, able: Iterable[Variant]) -> Rows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kernel_zoo.spec import Arch, GemmProblem, Refusal, TileConfig, Variant
+from kernel_zoo.spec import Arch, ByKind, GemmProblem, Refusal, TileConfig, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ def _activate(value: torch.Tensor, activation: str) -> torch.Tensor:
 VARIANT = Variant(
     name="aten",
     summary="PyTorch's own product (cuBLAS on a GPU): the net under the zoo",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     launch=launch,
     reduction=lambda problem, tile: "library",

@@ -13,10 +13,10 @@ from functools import cache
 from kernel_zoo.kernels import _args, _reduce, _rules
 from kernel_zoo.kernels._device import finish, follow_launch, store_tile
 from kernel_zoo.kernels._reduce import reduce_kernel
-from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv
+from kernel_zoo.spec import FEW, Arch, ByKind, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv
 from kernel_zoo.triton_compat import tl, triton
 
-MAX_ROWS = 4
+MAX_ROWS = FEW
 MAX_SPLIT = 64
 
 
@@ -241,7 +241,7 @@ def reduction(problem: GemmProblem, tile: TileConfig) -> str:
 VARIANT = Variant(
     name="gemv",
     summary="one to four rows or columns on CUDA cores, K split where columns are few",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     fits=fits,
     recipe=recipe,

@@ -16,7 +16,7 @@ from typing import Final
 from kernel_zoo.kernels import _args, _reduce, _rules, _tiles
 from kernel_zoo.kernels._device import descriptor_product, follow_launch, pointer_product, tile_order
 from kernel_zoo.kernels._reduce import reduce_kernel
-from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv, next_pow2
+from kernel_zoo.spec import Arch, ByKind, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv, next_pow2
 from kernel_zoo.triton_compat import tl, triton
 
 MAX_SPLIT = 64  # the reduction unrolls its sum
@@ -216,7 +216,7 @@ def reduction(problem: GemmProblem, tile: TileConfig) -> str:
 VARIANT = Variant(
     name="split_k",
     summary="K divided over programs, partial tiles summed in order by a second kernel; few tiles, long K",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     fits=fits,
     recipe=recipe,

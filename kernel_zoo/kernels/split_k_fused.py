@@ -20,6 +20,7 @@ from kernel_zoo.spec import (
     ITEMSIZE,
     VECTOR_BYTES,
     Arch,
+    ByKind,
     GemmCall,
     GemmProblem,
     KernelCall,
@@ -256,7 +257,7 @@ def reduction(problem: GemmProblem, tile: TileConfig) -> str:
 VARIANT = Variant(
     name="split_k_fused",
     summary="K divided over programs, partial tiles summed in order by the last of a tile, one launch; few small tiles, long K",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     fits=fits,
     recipe=recipe,

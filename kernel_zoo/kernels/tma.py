@@ -20,6 +20,7 @@ from kernel_zoo.spec import (
     VECTOR_BYTES,
     Arch,
     Argument,
+    ByKind,
     GemmCall,
     GemmProblem,
     KernelCall,
@@ -303,7 +304,7 @@ def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
 VARIANT = Variant(
     name="tma",
     summary="tensor descriptors, resident or one tile per program; aligned operands on Hopper and newer",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     fits=fits,
     recipe=recipe,

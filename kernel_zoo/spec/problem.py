@@ -20,8 +20,15 @@ ScalarClass = Literal["0", "1", "x"]
 Layout = Literal["n", "t", "s"]
 
 
+class _Aligned:
+    """Room for what is worked out of an operand when it is first asked for: a choice asks for it a dozen times."""
+
+    __slots__ = ("_line_align",)
+    _line_align: int
+
+
 @dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(_Aligned):
     """A matrix, or a batch of them, as stored: (batch, rows, cols) with strides in elements.
 
     A batch stride of 0 means one matrix serves the whole batch. `align` is the largest power of two, at most 16, that divides the
@@ -75,11 +82,16 @@ class Operand:
     @property
     def line_align(self) -> int:
         """The largest power of two in bytes, at most 16, to which every contiguous line starts aligned (one element if strided)."""
-        itemsize, (batch, row, col) = ITEMSIZE[self.dtype], self.strides
-        if row != 1 and col != 1:
-            return min(itemsize, VECTOR_BYTES)
-        leading = row if col == 1 else col
-        return math.gcd(self.align, VECTOR_BYTES, leading * itemsize, batch * itemsize)  # of powers of two: the least
+        found: int | None = getattr(self, "_line_align", None)
+        if found is None:  # not asked for yet
+            itemsize, (batch, row, col) = ITEMSIZE[self.dtype], self.strides
+            if row != 1 and col != 1:
+                found = min(itemsize, VECTOR_BYTES)
+            else:
+                leading = row if col == 1 else col
+                found = math.gcd(self.align, VECTOR_BYTES, leading * itemsize, batch * itemsize)  # of powers of two: the least
+            object.__setattr__(self, "_line_align", found)
+        return found
 
     @property
     def T(self) -> Operand:  # noqa: N802  (the field's own name)

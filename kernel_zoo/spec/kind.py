@@ -1,0 +1,67 @@
+"""Kinds of problem: all that decides which variants of the zoo take a problem, as one value, so that a choice can look that up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from kernel_zoo.spec.choice import Arch, Refusal
+from kernel_zoo.spec.dtypes import INT32_MAX
+from kernel_zoo.spec.problem import GemmProblem, Layout
+
+FEW: Final = 4  # rows or columns that are streamed past
+
+
+class Kind(NamedTuple):
+    """What a rule declared `ByKind` may look at: types, layouts and alignment of the lines, and whether one side is short.
+
+    No other sizes, strides or epilogue: those tell tiles apart, not variants.
+    """
+
+    a: str  # dtypes
+    b: str
+    out: str
+    c: str | None
+    bias: str | None
+    precision: str
+    layout_a: Layout
+    layout_b: Layout
+    align_a: int  # of the lines, in bytes
+    align_b: int
+    few: bool  # at most FEW rows or columns
+
+    @classmethod
+    def of(cls, problem: GemmProblem) -> Kind | None:
+        """A problem's kind; None where there is more to ask: a batch, nothing to multiply, expanded operands, sides past 32 bits."""
+        a, b, epilogue = problem.a, problem.b, problem.epilogue
+        (_, a_row, a_col), (_, b_row, b_col) = a.strides, b.strides
+        if problem.batch != 1 or not (problem.k and a_row and a_col and b_row and b_col):
+            return None
+        if max(a.rows, a.cols, b.rows, b.cols) > INT32_MAX:
+            return None
+        return cls(
+            a.dtype, b.dtype, problem.out.dtype, epilogue.c.dtype if epilogue.c is not None else None,
+            epilogue.bias.dtype if epilogue.bias is not None else None, problem.precision,
+            a.layout, b.layout, a.line_align, b.line_align, problem.m <= FEW or problem.n <= FEW,
+        )  # fmt: skip
+
+
+class Supports(Protocol):
+    """A variant's `supports`."""
+
+    def __call__(self, problem: GemmProblem, arch: Arch, /) -> Refusal | None:
+        """None where the variant can take the problem on the device, else the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByKind:
+    """A variant's `supports` whose verdict is the same for all problems of one kind on one device; what it says may name sizes.
+
+    Declared with the rule itself, so that a variant that is given another rule makes no claim for it.
+    """
+
+    rule: Supports
+
+    def __call__(self, problem: GemmProblem, arch: Arch, /) -> Refusal | None:
+        """What the rule says."""
+        return self.rule(problem, arch)
