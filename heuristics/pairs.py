@@ -25,7 +25,7 @@ OPAQUE: Final = 2  # launches by itself: no tile
 
 _ROOM: Final = 256
 _KEPT: Final = 1 << 14  # tile objects known by their identity
-_SPACES: Final = 1 << 10  # tuples of tiles known by theirs
+_SPACES: Final = 1 << 12  # tuples of tiles known by theirs
 
 
 class Columns(NamedTuple):

@@ -1,7 +1,8 @@
 """The variants of a choice, and which of them take a problem: asked once for each kind of problem where the variants declare that.
 
 `able` keeps an answer under the problem's `Kind`, for the roster's own variants and device. That is complete: every `supports` of
-the variants it asks is a `ByKind`, whose verdict depends on nothing else. Where one is not, or a problem has no kind, all are asked.
+the variants it asks is a `ByKind`, whose verdict depends on nothing else. Where one is not, or the problem has no kind, all are
+asked.
 """
 
 from __future__ import annotations

@@ -32,7 +32,19 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, problem: GemmProblem) -> Kind | None:
-        """A problem's kind; None where there is more to ask: a batch, nothing to multiply, expanded operands, sides past 32 bits."""
+        """A problem's kind; None where there is more to ask: a batch, nothing to multiply, expanded operands, sides past 32 bits.
+
+        The last answer is kept, for a choice asks in several places. Problems are frozen and told by identity.
+        """
+        global _last
+        known, kind = _last  # read and exchanged whole: threads at most work it out again
+        if known is not problem:
+            kind = cls._of(problem)
+            _last = problem, kind
+        return kind
+
+    @classmethod
+    def _of(cls, problem: GemmProblem) -> Kind | None:
         a, b, epilogue = problem.a, problem.b, problem.epilogue
         (_, a_row, a_col), (_, b_row, b_col) = a.strides, b.strides
         if problem.batch != 1 or not (problem.k and a_row and a_col and b_row and b_col):
@@ -44,6 +56,9 @@ class Kind(NamedTuple):
             epilogue.bias.dtype if epilogue.bias is not None else None, problem.precision,
             a.layout, b.layout, a.line_align, b.line_align, problem.m <= FEW or problem.n <= FEW,
         )  # fmt: skip
+
+
+_last: tuple[GemmProblem | None, Kind | None] = (None, None)
 
 
 class Supports(Protocol):
