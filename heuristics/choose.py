@@ -127,7 +127,8 @@ def _reranked(choice: Choice, rows: Sequence[nearest.Row], rung: Rung, reason: s
 
     Legality is asked when a tile's turn comes.
     """
-    picks, corrections, elsewhere = nearest.weighed(rows, partial(_evidence, choice))
+    kept = choice.may.standing_rows if rung == "nearest" else None
+    picks, corrections, elsewhere = nearest.weighed(rows, partial(_evidence, choice), kept)
     if not picks:
         return None
     numbers, factors = np.array([*picks], np.intp), np.array(corrections)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from heuristics.coefficients import Fitted
 from heuristics.legality import Legality
 from heuristics.model import rank
+from heuristics.nearest import Standing
 from heuristics.notices import warn_once
 from heuristics.policy import INVARIANT_FAMILY, NET, Policy, UnknownVariantError, invariant_tile
 from heuristics.resources import ResourceTable
@@ -69,6 +70,11 @@ class Eligibility:
             )
         refusal = self.legality.refusal(variant, tile)
         return self._by_workspace(variant, tile) if refusal is None and tile is not None else refusal
+
+    @property
+    def standing_rows(self) -> Standing:
+        """What is kept of rows whose measurements stand: that does not depend on the problem."""
+        return self._roster.standing[self._fastest]
 
     def row_fault(self, table: HeuristicTable, seen: Measurement, *, winner: bool, forced: bool = False) -> Refusal | None:
         """Why a measurement in a table may not serve: its standing, then policy and legality."""

@@ -72,18 +72,26 @@ def proposals(may: Judge, able: Iterable[Variant]) -> Rows:
 
 
 def best_first(times_us: Array, numbers: Sequence[int] | Rows) -> Iterator[int]:
-    """Indices by time, ties broken."""
-    order, times = times_us.argsort(kind="stable").tolist(), times_us.tolist()
+    """Indices by time, ties broken. Those behind the best and its equals are put in order when they are asked for."""
     start = 0
+    if len(times_us):
+        least = times_us.item(times_us.argmin())
+        equal = (times_us <= _EQUAL * least).nonzero()[0].tolist()  # none where a time is no number: argmin finds that
+        if len(equal) <= _MOST_EQUAL:
+            start = len(equal)
+            yield from _ties_broken(equal, numbers)
+    order, times = times_us.argsort(kind="stable").tolist(), times_us.tolist()
     while start < len(order):
         stop, limit = start + 1, _EQUAL * times[order[start]]
         while stop < len(order) and stop < start + _MOST_EQUAL and times[order[stop]] <= limit:
             stop += 1
-        if stop == start + 1:
-            yield order[start]
-        else:
-            yield from sorted(order[start:stop], key=lambda index: (*_needs(int(numbers[index])), index))
+        yield from _ties_broken(order[start:stop], numbers)
         start = stop
+
+
+def _ties_broken(equal: list[int], numbers: Sequence[int] | Rows) -> list[int]:
+    """Indices of candidates that take equally long, by what else they need, then in order."""
+    return equal if len(equal) == 1 else sorted(equal, key=lambda index: (*_needs(int(numbers[index])), index))
 
 
 @lru_cache(maxsize=1 << 12)
