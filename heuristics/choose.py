@@ -133,8 +133,10 @@ def _reranked(choice: Choice, rows: Sequence[nearest.Row], rung: Rung, reason: s
         return None
     numbers, factors = np.array([*picks], np.intp), np.array(corrections)
     if others is not None:
-        factors = np.concatenate([factors, np.where(PAIRS.among(others, numbers), math.inf, elsewhere)])
-        numbers = np.concatenate([numbers, others])
+        proposed, numbers = numbers, np.concatenate([numbers, others])
+        factors = np.empty(len(numbers))
+        factors[: len(picks)], factors[len(picks) :] = corrections, elsewhere
+        factors[len(picks) :][PAIRS.among(others, proposed)] = math.inf
     for index in best_first(Scorer(choice.problem, choice.arch, choice.fitted).totals(numbers) * factors, numbers):
         name, tile = PAIRS.pairs[numbers[index]]
         variant = choice.may.by_name[name]

@@ -175,6 +175,9 @@ _TMA_OPERANDS: Final = {name: last_answer(_tma_operand) for name in ("a", "b", "
 
 def mma_tile(problem: GemmProblem, tile: TileConfig) -> Refusal | None:
     """Blocks are powers of two that a tensor-core (or FMA) dot accepts."""
+    m, n, k = tile.block_m, tile.block_n, tile.block_k
+    if m >= 8 and n >= 8 and k >= 16 and not (m & (m - 1) or n & (n - 1) or k & (k - 1)):
+        return None
     for name, value, least in (("block_m", tile.block_m, 8), ("block_n", tile.block_n, 8), ("block_k", tile.block_k, 16)):
         if value < least or value & (value - 1):
             return Refusal("tile", f"{name} is {value}", f"a power of two, at least {least}")

@@ -161,15 +161,15 @@ def _filling(tiles_total: int, most: int, sm_count: int) -> tuple[int, ...]:
 
 def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """Tiles that leave SMs idle by themselves, times the split counts that fill them."""
-    m, n, sms = problem.m, problem.n, arch.sm_count
+    m, n, k, batch, sms = problem.m, problem.n, problem.k, problem.batch, arch.sm_count
     narrow = min(m, n)
     side = max(16, next_pow2(narrow)) if narrow <= 64 else 0
     swap = side > 0 and m < n
     splits: list[tuple[int, ...]] = []
     for rows, cols, block_k, most in _bases(side, swap):
-        tiles_total = -(-m // rows) * -(-n // cols) * problem.batch
-        idle = min(_SPLITS) * tiles_total <= 3 * sms
-        splits.append(splits_for(tiles_total, -(-problem.k // block_k), most, sms) if idle else ())
+        tiles_total = -(-m // rows) * -(-n // cols) * batch
+        idle = _SPLITS[0] * tiles_total <= 3 * sms
+        splits.append(splits_for(tiles_total, -(-k // block_k), most, sms) if idle else ())
     return _with_splits(side, swap, tuple(splits))
 
 

@@ -214,7 +214,7 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     m, n = problem.m, problem.n
     if min(m, n) <= 64:
         return narrow_space(max(16, next_pow2(min(m, n))), m < n)
-    return _wide_space(tuple(sides for sides in _LARGE if cdiv(m, sides[0]) * cdiv(n, sides[1]) >= _WIDE_GROUP_TILES))
+    return _wide_space(tuple([sides for sides in _LARGE if -(-m // sides[0]) * -(-n // sides[1]) >= _WIDE_GROUP_TILES]))
 
 
 @cache

@@ -70,14 +70,14 @@ class Operand(_Aligned):
     @property
     def layout(self) -> Layout:
         """'n': rows are contiguous; 't': columns are (stored transposed); 's': neither."""
-        if self.strides[2] == 1:
-            return "n"
-        return "t" if self.strides[1] == 1 else "s"
+        _, row, col = self.strides
+        return "n" if col == 1 else "t" if row == 1 else "s"
 
     @property
     def leading(self) -> int:
         """The stride, in elements, between two lines of the contiguous dimension (BLAS's leading dimension)."""
-        return self.strides[2] if self.layout == "t" else self.strides[1]
+        _, row, col = self.strides
+        return col if row == 1 and col != 1 else row
 
     @property
     def line_align(self) -> int:
@@ -208,11 +208,10 @@ class GemmProblem:
     @property
     def least_bytes(self) -> int:
         """Bytes moved if every operand is read, and out written, exactly once."""
-        total = 0
-        c = self.epilogue.c
-        for operand in (self.a, self.b, self.out, *((c,) if c is not None else ())):
-            copies = self.batch if operand.strides[0] or self.batch == 1 else 1
-            total += copies * operand.rows * operand.cols * operand.itemsize
+        total, batch, c = 0, self.batch, self.epilogue.c
+        for operand in (self.a, self.b, self.out, c) if c is not None else (self.a, self.b, self.out):
+            copies = batch if operand.strides[0] or batch == 1 else 1
+            total += copies * operand.rows * operand.cols * ITEMSIZE[operand.dtype]
         return total
 
     @property
