@@ -31,7 +31,7 @@ class Eligibility:
         self._roster, self._fastest = roster(variants, arch), policy.prefer == "fastest"
         self.by_name = self._roster.by_name
         self._restricts = bool(policy.exclude) or problem.deterministic  # else policy has nothing against any variant
-        self.resources, self.legality = resources, Legality(problem, arch, resources)
+        self.resources, self.legality = resources, Legality(problem, arch, resources, self._roster.sound)
         if policy.exclude or policy.variant is not None:
             for name in (*sorted(policy.exclude), *([policy.variant] if policy.variant is not None else [])):
                 if name not in self.by_name:

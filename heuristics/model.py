@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
-import numpy as np
-
 from heuristics.coefficients import COEFFICIENTS, Coefficients, Fitted
 from heuristics.cost import Scorer, times_us
 from heuristics.pairs import PAIRS, Array, Rows
@@ -67,8 +65,8 @@ def best_of(
 
 def proposals(may: Judge, able: Iterable[Variant]) -> Rows:
     """What variants that take the problem propose: numbers in `pairs`. Tiles are not checked."""
-    found = [PAIRS.rows(v.name, v.space(may.problem, may.arch) if v.recipe is not None else _NO_TILE) for v in able]
-    return np.concatenate(found) if found else np.empty(0, np.intp)
+    spaces = [(v.name, v.space(may.problem, may.arch) if v.recipe is not None else _NO_TILE) for v in able]
+    return PAIRS.joined(spaces)
 
 
 def best_first(times_us: Array, numbers: Sequence[int] | Rows) -> Iterator[int]:

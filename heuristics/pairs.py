@@ -63,6 +63,7 @@ class Pairs:
         ] = {}  # variant, then the tile object's id: hashing a tile costs as much as scoring it
         self._alive: list[TileConfig] = []  # the objects in _by_id, so that their ids stay theirs
         self._spaces: dict[tuple[str, int], tuple[tuple[TileConfig | None, ...], Rows]] = {}  # alive for the same reason
+        self._joined: dict[tuple[tuple[str, int], ...], tuple[object, Rows]] = {}  # the spaces are kept alive beside their rows
         self._rows = np.empty((_ROOM, len(Columns._fields)))
         self._kinds = np.empty(_ROOM, np.int8)
         self._lock = threading.Lock()
@@ -88,6 +89,21 @@ class Pairs:
             if len(self._spaces) >= _SPACES:
                 self._spaces = {}
             self._spaces[variant, id(tiles)] = found
+        return found[1]
+
+    def joined(self, spaces: Sequence[tuple[str, Sequence[TileConfig | None]]]) -> Rows:
+        """The rows of several variants' spaces, one after the other. They are kept beside tuples, as those of one space are."""
+        if not spaces:
+            return np.empty(0, np.intp)
+        key = tuple([(name, id(tiles)) for name, tiles in spaces])
+        found = self._joined.get(key)
+        if found is None:
+            rows = np.concatenate([self.rows(name, tiles) for name, tiles in spaces])
+            found = (spaces, rows)
+            if all(isinstance(tiles, tuple) for _, tiles in spaces):
+                if len(self._joined) >= _SPACES:
+                    self._joined = {}
+                self._joined[key] = found
         return found[1]
 
     def among(self, numbers: Rows, some: Rows) -> Flags:

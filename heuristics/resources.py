@@ -156,6 +156,11 @@ class ProblemResources:
             return None
         return self._records.get(f"{variant.name} {self._class} {tile_key(self._problem, tile)}")
 
+    def is_sound(self, arch: Arch, variant: Variant, tile: TileConfig) -> bool:
+        """Whether the binary may serve whatever the sizes and the epilogue, as far as it is known."""
+        record = self.record(variant, tile)
+        return record is None or not _is_faulty(record.heavy, arch)
+
     def refusal(self, arch: Arch, variant: Variant, tile: TileConfig) -> Refusal | None:
         """Why the binary may not serve; None where it may, or is not known."""
         record = self.record(variant, tile)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from heuristics.legality import Sound
 from heuristics.nearest import Standing
 from heuristics.policy import NET
 from kernel_zoo.spec import Arch, ByKind, GemmProblem, Kind, Variant
@@ -26,6 +27,7 @@ class Roster:
         by_name: the same by name.
         zoo: those that may serve without being asked for; `fastest` has the net among them.
         standing: what `nearest` keeps of rows, by whether the fastest is wanted: that follows from the rows and these variants.
+        sound: what `legality` keeps of tiles.
     """
 
     def __init__(self, variants: tuple[Variant, ...], arch: Arch) -> None:
@@ -34,6 +36,7 @@ class Roster:
         self.fastest = tuple(variant for variant in variants if variant.origin != "user")
         self.zoo = tuple(variant for variant in self.fastest if variant.name != NET)
         self._declared = all(isinstance(variant.supports, ByKind) for variant in self.fastest)
+        self.sound: Sound = {}
         self.standing: tuple[Standing, Standing] = ({}, {})
         self._able: dict[tuple[Kind, bool], Mapping[str, Variant]] = {}
 

@@ -21,9 +21,9 @@ def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     return None
 
 
-def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
+def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """No tiles: the library chooses."""
-    return []
+    return ()
 
 
 def launch(problem: GemmProblem, slots: Mapping[str, torch.Tensor], alpha: float, beta: float) -> None:

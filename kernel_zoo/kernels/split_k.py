@@ -98,19 +98,22 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     )
 
 
-def splits_for(tiles_total: int, k_blocks: int, sm_count: int) -> slice:
-    """The _SPLITS of two k blocks or more that put half a wave to four waves of programs on the device, or come close to it."""
-    return slice(*divmod(_filling(tiles_total, bisect_right(_SPLITS, k_blocks // 2), sm_count), _RANGE))
-
-
-@lru_cache(maxsize=1 << 13)
 def _filling(tiles_total: int, long_enough: int, sm_count: int) -> int:
-    """Those of the first so many of the _SPLITS: where they start, times _RANGE, and where they stop."""
+    """Of the first so many of the _SPLITS those that put half a wave to four waves of programs on the device, or come close to it.
+
+    Where they start, times _RANGE, and where they stop.
+    """
     stop = min(long_enough, bisect_right(_SPLITS, 4 * sm_count // max(tiles_total, 1)))
     if not stop:
         return 0
     least = min(sm_count // 2, _SPLITS[stop - 1] * tiles_total // 4)
     return bisect_left(_SPLITS, cdiv(least, max(tiles_total, 1))) * _RANGE + stop
+
+
+@cache
+def _fillings(sm_count: int) -> list[list[int]]:
+    """`_filling` by tiles, as many as a space has a use for, and by how many of the _SPLITS leave two k blocks or more."""
+    return [[_filling(tiles, long, sm_count) for long in range(_RANGE)] for tiles in range(2 * sm_count + 1)]
 
 
 @_rules.by_kind
@@ -138,10 +141,12 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     else:
         bases = _pointer_bases(_tiles.pointer_kind(problem))
     ranges: list[int] = []
+    fillings = _fillings(sms)
     for rows, cols, tiles in bases:
         tiles_total = -(-m // rows) * -(-n // cols) * batch
         if tiles_total <= most:
-            ranges += [_filling(tiles_total, bisect_right(_SPLITS, -(-k // block_k) // 2), sms) for block_k, _ in tiles]
+            filling = fillings[tiles_total]
+            ranges += [filling[bisect_right(_SPLITS, -(-k // block_k) // 2)] for block_k, _ in tiles]
         else:
             ranges += [0] * len(tiles)
     return _within(bases, tuple(ranges))
@@ -149,7 +154,7 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
 
 @lru_cache(maxsize=1 << 11)  # a few hundred are met: most ranges of splits go with ranges of the other tiles
 def _within(bases: _Bases, ranges: tuple[int, ...]) -> tuple[TileConfig, ...]:
-    """The tiles of each base in turn with a range of the _SPLITS, as `_filling` has them."""
+    """The tiles of each base in turn with a range of the _SPLITS, put as `_filling` puts it."""
     splits = [split for _, _, tiles in bases for _, split in tiles]
     return tuple(tile for split, code in zip(splits, ranges, strict=True) for tile in split[slice(*divmod(code, _RANGE))])
 

@@ -1,12 +1,12 @@
-"""Kinds of problem: all that decides which variants of the zoo take a problem, as one value, so that a choice can look that up."""
+"""Kinds and forms of problem: what decides which variants of the zoo take a problem, and most tiles, as values to look up by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from kernel_zoo.spec.choice import Arch, Refusal
-from kernel_zoo.spec.dtypes import INT32_MAX
+from kernel_zoo.spec.choice import Arch, Refusal, TileConfig
+from kernel_zoo.spec.dtypes import INT32_MAX, ITEMSIZE, VECTOR_BYTES
 from kernel_zoo.spec.problem import GemmProblem, Layout
 
 FEW: Final = 4  # rows or columns that are streamed past
@@ -61,6 +61,24 @@ class Kind(NamedTuple):
 _last: tuple[GemmProblem | None, Kind | None] = (None, None)
 
 
+class Form(NamedTuple):
+    """What a rule declared `ByForm` may look at: a kind, the activation, and that the result is stored in whole vectors."""
+
+    kind: Kind
+    activation: str
+
+    @classmethod
+    def of(cls, problem: GemmProblem) -> Form | None:
+        """A problem's form. None where the epilogue reads anything, or out's rows do not begin and end at whole vectors."""
+        kind, out, epilogue = Kind.of(problem), problem.out, problem.epilogue
+        _, row, col = out.strides
+        if kind is None or epilogue.c is not None or epilogue.bias is not None or col != 1 or row in (0, 1):
+            return None
+        if out.line_align < VECTOR_BYTES or out.cols * ITEMSIZE[out.dtype] % VECTOR_BYTES or max(out.rows, out.cols) > INT32_MAX:
+            return None
+        return cls(kind, epilogue.activation)
+
+
 class Supports(Protocol):
     """A variant's `supports`."""
 
@@ -80,3 +98,21 @@ class ByKind:
     def __call__(self, problem: GemmProblem, arch: Arch, /) -> Refusal | None:
         """What the rule says."""
         return self.rule(problem, arch)
+
+
+class Fits(Protocol):
+    """A variant's `fits`."""
+
+    def __call__(self, problem: GemmProblem, tile: TileConfig, arch: Arch, /) -> Refusal | None:
+        """None where the tile is legal for the problem on the device, else the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByForm:
+    """A variant's `fits` whose verdict on a tile is the same for all problems of one form on one device."""
+
+    rule: Fits
+
+    def __call__(self, problem: GemmProblem, tile: TileConfig, arch: Arch, /) -> Refusal | None:
+        """What the rule says."""
+        return self.rule(problem, tile, arch)
