@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ VECTOR: Final = 1  # a gemv
 OPAQUE: Final = 2  # launches by itself: no tile
 
 _ROOM: Final = 256
+_SPLITS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # that variants propose
 _KEPT: Final = 1 << 14  # tile objects known by their identity
 _SPACES: Final = 1 << 12  # tuples of tiles known by theirs
 
@@ -77,7 +79,7 @@ class Pairs:
         try:
             return [known[id(tile)] for tile in tiles]
         except KeyError:
-            return [self._number(variant, tile) for tile in tiles]
+            return [known[id(tile)] if id(tile) in known else self._number(variant, tile) for tile in tiles]
 
     def rows(self, variant: str, tiles: Sequence[TileConfig | None]) -> Rows:
         """The same as an array; it is kept beside a tuple, since kernels make their spaces once."""
@@ -129,6 +131,9 @@ class Pairs:
             number = self._numbers.get((variant, tile))
             if number is None:
                 number = self._add(variant, tile)
+                for sibling in _siblings(tile):
+                    if (variant, sibling) not in self._numbers:
+                        self._add(variant, sibling)
             if tile is not None:
                 if len(self._alive) >= _KEPT:
                     self._by_id, self._alive = {}, []
@@ -149,6 +154,11 @@ class Pairs:
         self.pairs.append((variant, tile))
         self._numbers[variant, tile] = number
         return number
+
+
+def _siblings(tile: TileConfig | None) -> list[TileConfig]:
+    """The same tile with the other split counts. They are met sooner or later, and each new pair is work for every setting."""
+    return [replace(tile, split_k=split) for split in _SPLITS] if tile is not None and tile.split_k > 1 else []
 
 
 def corrected_as(tile: TileConfig) -> str:
