@@ -81,7 +81,7 @@ def _answer(choice: Choice) -> Selection:
     found = None
     if choice.problem.k > 0 and (choice.own or choice.foreign):
         key = problem_key(choice.problem)
-        found = _exact(choice, key) or _borrowed(choice, key) or _nearest(choice, key)
+        found = _exact(choice, key) or (_borrowed(choice, key) if choice.foreign else None) or _nearest(choice, key)
     return found or _modelled(choice) or choice.net()
 
 
