@@ -17,11 +17,11 @@ from heuristics.legality import Legality
 from heuristics.model import best_first
 from heuristics.pairs import PAIRS, Pairs
 from heuristics.policy import Policy
-from heuristics.resources import known
+from heuristics.resources import Record, known
 from heuristics.roster import Roster, roster
 from kernel_zoo.catalog import VARIANTS
 from kernel_zoo.spec import GemmProblem, Refusal, TileConfig
-from tests.heuristics.fakes import H200, LARGE, PROBLEM, SMALL, table, variant
+from tests.heuristics.fakes import H200, LARGE, PROBLEM, SMALL, entry, table, variant
 from tests.heuristics.test_cold import problems
 
 
@@ -80,22 +80,16 @@ def test_tiles_known_by_one_table_of_resources_are_asked_of_another():
     tiled = next(one for one in VARIANTS if one.name == "tiled")
     tile = tiled.space(PROBLEM, H200)[6]
     assert Legality(PROBLEM, H200, None, sound).refusal(tiled, tile) is None
-    poorer = replace(data, records={key: replace(record, heavy="no", plain="no", even="no") for key, record in data.records.items()})
+    poorer = replace(data, records=dict.fromkeys(data.records, Record("no", "no", "no")))
     assert Legality(PROBLEM, H200, poorer, sound).refusal(tiled, tile).rule == "compiler"
 
 
 def test_a_row_that_stands_for_one_caller_does_not_for_another():
-    rows = table(*(replace(row, key=replace(row.key, m=1200)) for row in (entry_of("aten", None),)))
+    row = entry(name="aten", tile=None)
+    rows = table(replace(row, key=replace(row.key, m=1200)))
     zoo = (variant("tiled"), variant("aten", (), opaque=True))
     assert choose(PROBLEM, H200, zoo, (rows,), policy=Policy(prefer="fastest")).variant == "aten"
     assert choose(PROBLEM, H200, zoo, (rows,)).variant == "tiled"
-
-
-def entry_of(name, tile):
-    """A row of PROBLEM."""
-    from tests.heuristics.fakes import entry
-
-    return entry(name=name, tile=tile)
 
 
 def in_full(times, numbers):

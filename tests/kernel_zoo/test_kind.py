@@ -45,7 +45,7 @@ def features(draw):
 
 def operand(dtype, rows, cols, layout, pad, align):
     """A matrix whose lines are whole vectors long, and `pad` elements longer."""
-    lines, length = (cols, rows) if layout == "t" else (rows, cols)
+    length = rows if layout == "t" else cols
     leading, step = 16 * (-(-length // 16)) + pad, 2 if layout == "s" else 1
     strides = (0, step, leading * step) if layout == "t" else (0, leading * step, step)
     return Operand(dtype, rows, cols, strides, align)
