@@ -102,7 +102,7 @@ class Pairs:
         if found is None:
             rows = np.concatenate([self.rows(name, tiles) for name, tiles in spaces])
             found = (spaces, rows)
-            if all(isinstance(tiles, tuple) for _, tiles in spaces):
+            if not [tiles for _, tiles in spaces if not isinstance(tiles, tuple)]:
                 if len(self._joined) >= _SPACES:
                     self._joined = {}
                 self._joined[key] = found

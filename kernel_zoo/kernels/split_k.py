@@ -156,7 +156,7 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
 def _within(bases: _Bases, ranges: tuple[int, ...]) -> tuple[TileConfig, ...]:
     """The tiles of each base in turn with a range of the _SPLITS, put as `_filling` puts it."""
     splits = [split for _, _, tiles in bases for _, split in tiles]
-    return tuple(tile for split, code in zip(splits, ranges, strict=True) for tile in split[slice(*divmod(code, _RANGE))])
+    return tuple([tile for split, code in zip(splits, ranges, strict=True) for tile in split[code // _RANGE : code % _RANGE]])
 
 
 #: Rows and columns of the result that tiles cover; the block_k of each of these tiles, and it with each of _SPLITS.
