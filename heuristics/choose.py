@@ -79,9 +79,9 @@ def _answer(choice: Choice) -> Selection:
     if choice.problem.batch_invariant:
         return fixed.invariant(choice)
     found = None
-    if choice.problem.k > 0:
+    if choice.problem.k > 0 and (choice.own or choice.foreign):
         key = problem_key(choice.problem)
-        found = _exact(choice, key) or _borrowed(choice, key) or _nearest(choice, key)
+        found = _exact(choice, key) or (_borrowed(choice, key) if choice.foreign else None) or _nearest(choice, key)
     return found or _modelled(choice) or choice.net()
 
 
@@ -118,7 +118,7 @@ def _nearest(choice: Choice, key: ProblemKey) -> Selection | None:
     rows = nearest.near(key, choice.arch, choice.own, choice.foreign, choice.fitted)
     if not rows:
         return None
-    others = proposals(choice.may, choice.may.able()) if rows[0].far > nearest.CLOSE else None
+    others = proposals(choice.may, choice.may.able().values()) if rows[0].far > nearest.CLOSE else None
     return _reranked(choice, rows, "nearest", "the model's choice among the tiles of the nearest rows", others)
 
 
@@ -127,13 +127,16 @@ def _reranked(choice: Choice, rows: Sequence[nearest.Row], rung: Rung, reason: s
 
     Legality is asked when a tile's turn comes.
     """
-    picks, corrections, elsewhere = nearest.weighed(rows, partial(_evidence, choice))
+    kept = choice.may.standing_rows if rung == "nearest" else None
+    picks, corrections, elsewhere = nearest.weighed(rows, partial(_evidence, choice), kept)
     if not picks:
         return None
     numbers, factors = np.array([*picks], np.intp), np.array(corrections)
     if others is not None:
-        factors = np.concatenate([factors, np.where(PAIRS.among(others, numbers), math.inf, elsewhere)])
-        numbers = np.concatenate([numbers, others])
+        proposed, numbers = numbers, np.concatenate([numbers, others])
+        factors = np.empty(len(numbers))
+        factors[: len(picks)], factors[len(picks) :] = corrections, elsewhere
+        factors[len(picks) :][PAIRS.among(others, proposed)] = math.inf
     for index in best_first(Scorer(choice.problem, choice.arch, choice.fitted).totals(numbers) * factors, numbers):
         name, tile = PAIRS.pairs[numbers[index]]
         variant = choice.may.by_name[name]

@@ -18,7 +18,7 @@ from heuristics.beside import NOTHING, copy_us, last_arriver_us, second_launch_u
 from heuristics.coefficients import Fitted, in_force
 from heuristics.pairs import OPAQUE, PAIRS, TILED, VECTOR, Array, Flags, Rows
 from heuristics.roof import NET_LAUNCH_US, library_us
-from heuristics.sizes import Size, Sizes, holds, larger
+from heuristics.sizes import PLAIN_PITCH, Size, Sizes, holds, larger
 from heuristics.tile_columns import StreamCosts, TileCosts
 from heuristics.tile_cost import STARTED, ProblemClass, Setting, join, setting
 from kernel_zoo.spec import Arch, Estimate, GemmProblem, TileConfig
@@ -121,6 +121,8 @@ def _put(found: Array, where: Any, part: Costs) -> None:
 @np.errstate(all="ignore")
 def totals(setting: Setting, rows: Rows, sizes: Sizes, library: Callable[[], Size]) -> Array:
     """`costs(...).total`, which is all that a choice needs."""
+    if not some(PAIRS.kinds(rows)):  # all are TILED
+        return _tiles_of(setting, rows, sizes).total
     found = np.empty(len(rows))
     for where, part in _by_kind(setting, rows, sizes, library):
         found[where] = part.total
@@ -210,6 +212,8 @@ def _launch_us(s: Setting, sizes: Sizes, launch: Size, begun: Size, early: Array
 
 def _traffic(s: Setting, t: TileCosts, sizes: Sizes) -> tuple[Array, Array]:
     """Bytes of a k block from L2; a program's ends with their way."""
+    if sizes.pitch_a is sizes.pitch_b is PLAIN_PITCH:
+        return t.traffic, t.filled
     more_a, more_b = _more(s, sizes.pitch_a), _more(s, sizes.pitch_b)
     if not isinstance(more_a, np.ndarray) and more_a == more_b == 1.0:
         return t.traffic, t.filled

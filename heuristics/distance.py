@@ -58,7 +58,7 @@ class RowGroup:
         found: list[tuple[float, int]] = []
         for _ in range(min(count, len(far))):
             index = int(far.argmin())
-            least = float(far[index])
+            least: float = far.item(index)
             if least > within:
                 break
             found.append((least, index))

@@ -6,12 +6,16 @@ the one that was measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from heuristics.coefficients import Fitted
 from heuristics.legality import Legality
 from heuristics.model import rank
+from heuristics.nearest import Standing
 from heuristics.notices import warn_once
 from heuristics.policy import INVARIANT_FAMILY, NET, Policy, UnknownVariantError, invariant_tile
 from heuristics.resources import ResourceTable
+from heuristics.roster import roster
 from heuristics.table import HeuristicTable, Measurement
 from kernel_zoo.spec import Arch, Candidate, GemmProblem, Refusal, TileConfig, Variant
 
@@ -24,25 +28,28 @@ class Eligibility:
     ) -> None:
         """Raises UnknownVariantError where the policy names a variant that is not registered."""
         self.problem, self.arch, self.variants, self.policy = problem, arch, variants, policy
-        self.by_name = {variant.name: variant for variant in variants}
+        self._roster, self._fastest = roster(variants, arch), policy.prefer == "fastest"
+        self.by_name = self._roster.by_name
         self._restricts = bool(policy.exclude) or problem.deterministic  # else policy has nothing against any variant
-        self.resources, self.legality = resources, Legality(problem, arch, resources)
-        for name in (*sorted(policy.exclude), *([policy.variant] if policy.variant is not None else [])):
-            if name not in self.by_name:
-                raise UnknownVariantError(name, self.by_name)
+        self.resources, self.legality = resources, Legality(problem, arch, resources, self._roster.sound)
+        if policy.exclude or policy.variant is not None:
+            for name in (*sorted(policy.exclude), *([policy.variant] if policy.variant is not None else [])):
+                if name not in self.by_name:
+                    raise UnknownVariantError(name, self.by_name)
 
-    def candidates(self) -> list[Variant]:
+    def candidates(self) -> Sequence[Variant]:
         """The variants that the model may propose."""
-        found = [variant for variant in self.variants if self._unbidden(variant)]
+        found = self._roster.fastest if self._fastest else self._roster.zoo
         return [variant for variant in found if self._by_policy(variant) is None] if self._restricts else found
 
-    def able(self) -> list[Variant]:
-        """Those of the candidates that take the problem."""
-        return self.legality.supported(self.candidates())
+    def able(self) -> Mapping[str, Variant]:
+        """Those of the candidates that take the problem, by name."""
+        found = self.legality.taken_by = self._roster.able(self.problem, self._fastest)
+        return {name: v for name, v in found.items() if self._by_policy(v) is None} if self._restricts else found
 
     def _unbidden(self, variant: Variant) -> bool:
         """Whether a variant may serve without being asked for: the zoo's kernels may, and the net where the fastest is wanted."""
-        return variant.origin != "user" and (variant.name != NET or self.policy.prefer == "fastest")
+        return variant.origin != "user" and (variant.name != NET or self._fastest)
 
     def unasked(self, variant: Variant) -> Refusal | None:
         """Why a variant may not serve without being asked for."""
@@ -63,6 +70,11 @@ class Eligibility:
             )
         refusal = self.legality.refusal(variant, tile)
         return self._by_workspace(variant, tile) if refusal is None and tile is not None else refusal
+
+    @property
+    def standing_rows(self) -> Standing:
+        """What is kept of rows whose measurements stand: that does not depend on the problem."""
+        return self._roster.standing[self._fastest]
 
     def row_fault(self, table: HeuristicTable, seen: Measurement, *, winner: bool, forced: bool = False) -> Refusal | None:
         """Why a measurement in a table may not serve: its standing, then policy and legality."""

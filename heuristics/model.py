@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Protocol
-
-import numpy as np
 
 from heuristics.coefficients import COEFFICIENTS, Coefficients, Fitted
 from heuristics.cost import Scorer, times_us
@@ -50,41 +48,48 @@ def legal(
     Ties go to the least scratch memory, then to the tile that moves the fewest bytes for its products, then to the variant and the
     tile mentioned first.
     """
-    return best_of(may, [variant for variant in variants if may.refusal(variant) is None], fitted)
+    return best_of(may, {variant.name: variant for variant in variants if may.refusal(variant) is None}, fitted)
 
 
 def best_of(
-    may: Judge, able: Iterable[Variant], fitted: Fitted | None = None
+    may: Judge, able: Mapping[str, Variant], fitted: Fitted | None = None
 ) -> Iterator[tuple[float, Variant, TileConfig | None]]:
-    """The same of variants that are known to take the problem."""
-    by_name = {variant.name: variant for variant in able}
-    numbers = proposals(may, by_name.values())
+    """The same of variants that are known to take the problem, by name."""
+    numbers = proposals(may, able.values())
     times = Scorer(may.problem, may.arch, fitted).totals(numbers)
     for index in best_first(times, numbers):
         name, tile = PAIRS.pairs[numbers[index]]
-        if tile is None or may.refusal(by_name[name], tile) is None:
-            yield float(times[index]), by_name[name], tile
+        if tile is None or may.refusal(able[name], tile) is None:
+            yield float(times[index]), able[name], tile
 
 
 def proposals(may: Judge, able: Iterable[Variant]) -> Rows:
     """What variants that take the problem propose: numbers in `pairs`. Tiles are not checked."""
-    found = [PAIRS.rows(v.name, v.space(may.problem, may.arch) if v.recipe is not None else _NO_TILE) for v in able]
-    return np.concatenate(found) if found else np.empty(0, np.intp)
+    spaces = [(v.name, v.space(may.problem, may.arch) if v.recipe is not None else _NO_TILE) for v in able]
+    return PAIRS.joined(spaces)
 
 
 def best_first(times_us: Array, numbers: Sequence[int] | Rows) -> Iterator[int]:
-    """Indices by time, ties broken."""
-    order, times = times_us.argsort(kind="stable").tolist(), times_us.tolist()
+    """Indices by time, ties broken. Those behind the best and its equals are put in order when they are asked for."""
     start = 0
+    if len(times_us):
+        least = times_us.item(times_us.argmin())
+        equal = (times_us <= _EQUAL * least).nonzero()[0].tolist()  # none where a time is no number: argmin finds that
+        if len(equal) <= _MOST_EQUAL:
+            start = len(equal)
+            yield from _ties_broken(equal, numbers)
+    order, times = times_us.argsort(kind="stable").tolist(), times_us.tolist()
     while start < len(order):
         stop, limit = start + 1, _EQUAL * times[order[start]]
         while stop < len(order) and stop < start + _MOST_EQUAL and times[order[stop]] <= limit:
             stop += 1
-        if stop == start + 1:
-            yield order[start]
-        else:
-            yield from sorted(order[start:stop], key=lambda index: (*_needs(int(numbers[index])), index))
+        yield from _ties_broken(order[start:stop], numbers)
         start = stop
+
+
+def _ties_broken(equal: list[int], numbers: Sequence[int] | Rows) -> list[int]:
+    """Indices of candidates that take equally long, by what else they need, then in order."""
+    return equal if len(equal) == 1 else sorted(equal, key=lambda index: (*_needs(int(numbers[index])), index))
 
 
 @lru_cache(maxsize=1 << 12)

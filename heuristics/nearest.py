@@ -26,6 +26,10 @@ CLOSE: Final = 0.1  # octaves from a row: no farther, and only the rows' tiles c
 _UNTRIED: Final = 1.05  # handicap of a tile that no near row has: what is fastest there was picked from many
 _WORST_ERROR: Final = math.log(2.0)  # a correction beyond this says more about the row than about the model
 _BLUR: Final = 0.1  # octaves: rows much nearer than this count alike
+_KEPT: Final = 1 << 12  # rows of which it is kept what stands
+
+Evidence = Callable[[HeuristicTable, Measurement, bool], bool]
+Standing = dict[int, tuple[Sequence[Measurement], Sequence[int]]]  # by the id of a row's measurements: these, places that stand
 
 
 class Row(NamedTuple):
@@ -61,9 +65,9 @@ def _rows(key: ProblemKey, arch: Arch, tables: Iterable[HeuristicTable], fitted:
         if group is not None and nearest:
             known = _known(group, arch, fitted)
             for far, index in nearest:
-                entry, part = group.entries[index], known.parts[index]
-                errors = known.errors[part] if not farther and entry.source != "modelled" else None
-                yield Row(far + farther, table, entry, known.seen[part], known.numbers[part], errors)
+                entry, (seen, numbers, errors) = group.entries[index], known.rows[index]
+                told = not farther and entry.source != "modelled"
+                yield Row(far + farther, table, entry, seen, numbers, errors if told else None)
 
 
 def borrowed(rows: Iterable[tuple[HeuristicTable, TableEntry]]) -> list[Row]:
@@ -77,9 +81,7 @@ def _numbers(seen: Iterable[Measurement]) -> list[int]:
     return [PAIRS.numbers(one.variant, (tile,))[0] for one, tile in zip(seen, tiles, strict=True)]
 
 
-def weighed(
-    rows: Iterable[Row], evidence: Callable[[HeuristicTable, Measurement, bool], bool]
-) -> tuple[dict[int, Row], list[float], float]:
+def weighed(rows: Iterable[Row], evidence: Evidence, kept: Standing | None = None) -> tuple[dict[int, Row], list[float], float]:
     """What rows propose, and by what to multiply the model's estimates.
 
     A tile measured by several rows is corrected by their mean, the nearer the more, and the less the farther the nearest is; any
@@ -88,6 +90,7 @@ def weighed(
     Args:
         rows: nearest first.
         evidence: whether a measurement of a table, the winner of its row or not, may propose its tile.
+        kept: what it said of rows before; it is added to. Left out where rows are made anew each time.
 
     Returns:
         The nearest row of each tile, by number; the factors of these tiles; and that of any other.
@@ -95,44 +98,56 @@ def weighed(
     picks: dict[int, Row] = {}
     sums: dict[int, float] = {}
     weights: dict[int, float] = {}
-    stands: dict[tuple[int, str, str, bool], bool] = {}
     for row in rows:
-        owner, weight = id(row.table), 1 / (row.far + _BLUR)
-        for place, (number, seen) in enumerate(zip(row.numbers, row.seen, strict=True)):
-            case = (owner, seen.variant, seen.digest, place == 0)
-            if case not in stands:
-                stands[case] = evidence(row.table, seen, place == 0)
-            if stands[case]:
-                picks.setdefault(number, row)
-                if row.errors is not None:
-                    sums[number] = sums.get(number, 0.0) + weight * row.errors[place]
-                    weights[number] = weights.get(number, 0.0) + weight
+        weight, numbers, errors = 1 / (row.far + _BLUR), row.numbers, row.errors
+        for place in _standing(row, evidence, kept):
+            number = numbers[place]
+            if number not in picks:
+                picks[number] = row
+            if errors is not None:
+                sums[number] = sums.get(number, 0.0) + weight * errors[place]
+                weights[number] = weights.get(number, 0.0) + weight
     factors = [math.exp(sums[n] / weights[n] * (1 - row.far / 2)) if n in sums else 1.0 for n, row in picks.items()]
     elsewhere = _UNTRIED * (math.exp(sum(sums.values()) / sum(weights.values())) if sums else 1.0)
     return picks, factors, elsewhere
 
 
+def _standing(row: Row, evidence: Evidence, kept: Standing | None) -> Sequence[int]:
+    """The places of a row's measurements that may propose their tiles."""
+    if kept is None:
+        kept = {}
+    found = kept.get(id(row.seen))  # the measurements are kept alive beside the answer, so that their id is not given to others
+    if found is None:
+        places = [place for place, seen in enumerate(row.seen) if evidence(row.table, seen, place == 0)]
+        if len(kept) >= _KEPT:
+            kept.clear()
+        found = kept[id(row.seen)] = (row.seen, places)
+    return found[1]
+
+
 class _Known:
-    """What the model says of a group's own measurements: their numbers, its errors, and which part of both is a row's."""
+    """What the model says of a group's own measurements: by row these, their numbers, and its errors."""
 
     def __init__(self, group: RowGroup, arch: Arch, fitted: Fitted | None) -> None:
-        self.seen: list[Measurement] = []
-        self.parts: list[slice] = []
+        seen = [one for entry in group.entries for one in entry.measurements]
+        numbers = _numbers(seen)
+        estimates = np.maximum(self._estimates(group, numbers, arch, fitted), 1e-3)
+        logs = np.log([one.time_us for one in seen]) - np.log(estimates)
+        errors: list[float] = np.clip(logs, -_WORST_ERROR, _WORST_ERROR).tolist()
+        self.rows: list[tuple[list[Measurement], list[int], list[float]]] = []
+        start = 0
         for entry in group.entries:
-            self.parts.append(slice(len(self.seen), len(self.seen) + 1 + len(entry.runner_ups)))
-            self.seen += entry.measurements
-        self.numbers = _numbers(self.seen)
-        estimates = np.maximum(self._estimates(group, arch, fitted), 1e-3)
-        errors = np.log([one.time_us for one in self.seen]) - np.log(estimates)
-        self.errors: list[float] = np.clip(errors, -_WORST_ERROR, _WORST_ERROR).tolist()
+            part = slice(start, start + 1 + len(entry.runner_ups))
+            self.rows.append((seen[part], numbers[part], errors[part]))
+            start = part.stop
 
-    def _estimates(self, group: RowGroup, arch: Arch, fitted: Fitted | None) -> Array:
+    def _estimates(self, group: RowGroup, numbers: Sequence[int], arch: Arch, fitted: Fitted | None) -> Array:
         counts = [1 + len(entry.runner_ups) for entry in group.entries]
         problems = [problem_of(entry.key) for entry in group.entries]  # of one class: that is what a group is
         sizes = Sizes(*(np.repeat(np.array(column, float), counts) for column in zip(*map(Sizes.of, problems), strict=True)))
         here = setting(ProblemClass.of(problems[0]), arch, in_force(fitted))
         library = [library_us(problem, arch) for problem in problems]
-        return totals(here, np.array(self.numbers, np.intp), sizes, lambda: np.repeat(library, counts))
+        return totals(here, np.array(numbers, np.intp), sizes, lambda: np.repeat(library, counts))
 
 
 def _known(group: RowGroup, arch: Arch, fitted: Fitted | None) -> _Known:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,8 +25,9 @@ VECTOR: Final = 1  # a gemv
 OPAQUE: Final = 2  # launches by itself: no tile
 
 _ROOM: Final = 256
+_SPLITS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # that variants propose
 _KEPT: Final = 1 << 14  # tile objects known by their identity
-_SPACES: Final = 1 << 10  # tuples of tiles known by theirs
+_SPACES: Final = 1 << 12  # tuples of tiles known by theirs
 
 
 class Columns(NamedTuple):
@@ -63,6 +65,7 @@ class Pairs:
         ] = {}  # variant, then the tile object's id: hashing a tile costs as much as scoring it
         self._alive: list[TileConfig] = []  # the objects in _by_id, so that their ids stay theirs
         self._spaces: dict[tuple[str, int], tuple[tuple[TileConfig | None, ...], Rows]] = {}  # alive for the same reason
+        self._joined: dict[tuple[tuple[str, int], ...], tuple[object, Rows]] = {}  # the spaces are kept alive beside their rows
         self._rows = np.empty((_ROOM, len(Columns._fields)))
         self._kinds = np.empty(_ROOM, np.int8)
         self._lock = threading.Lock()
@@ -76,7 +79,7 @@ class Pairs:
         try:
             return [known[id(tile)] for tile in tiles]
         except KeyError:
-            return [self._number(variant, tile) for tile in tiles]
+            return [known[id(tile)] if id(tile) in known else self._number(variant, tile) for tile in tiles]
 
     def rows(self, variant: str, tiles: Sequence[TileConfig | None]) -> Rows:
         """The same as an array; it is kept beside a tuple, since kernels make their spaces once."""
@@ -88,6 +91,21 @@ class Pairs:
             if len(self._spaces) >= _SPACES:
                 self._spaces = {}
             self._spaces[variant, id(tiles)] = found
+        return found[1]
+
+    def joined(self, spaces: Sequence[tuple[str, Sequence[TileConfig | None]]]) -> Rows:
+        """The rows of several variants' spaces, one after the other. They are kept beside tuples, as those of one space are."""
+        if not spaces:
+            return np.empty(0, np.intp)
+        key = tuple([(name, id(tiles)) for name, tiles in spaces])
+        found = self._joined.get(key)
+        if found is None:
+            rows = np.concatenate([self.rows(name, tiles) for name, tiles in spaces])
+            found = (spaces, rows)
+            if not [tiles for _, tiles in spaces if not isinstance(tiles, tuple)]:
+                if len(self._joined) >= _SPACES:
+                    self._joined = {}
+                self._joined[key] = found
         return found[1]
 
     def among(self, numbers: Rows, some: Rows) -> Flags:
@@ -113,6 +131,9 @@ class Pairs:
             number = self._numbers.get((variant, tile))
             if number is None:
                 number = self._add(variant, tile)
+                for sibling in _siblings(tile):
+                    if (variant, sibling) not in self._numbers:
+                        self._add(variant, sibling)
             if tile is not None:
                 if len(self._alive) >= _KEPT:
                     self._by_id, self._alive = {}, []
@@ -133,6 +154,11 @@ class Pairs:
         self.pairs.append((variant, tile))
         self._numbers[variant, tile] = number
         return number
+
+
+def _siblings(tile: TileConfig | None) -> list[TileConfig]:
+    """The same tile with the other split counts. They are met sooner or later, and each new pair is work for every setting."""
+    return [replace(tile, split_k=split) for split in _SPLITS] if tile is not None and tile.split_k > 1 else []
 
 
 def corrected_as(tile: TileConfig) -> str:

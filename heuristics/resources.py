@@ -54,14 +54,14 @@ class Record:
 
     def refusal(self, problem: GemmProblem, arch: Arch, tile: TileConfig) -> Refusal | None:
         """Why the problem's binary may not serve: a form that is no heavier is at fault. None leaves it to the variant."""
-        fault = _fault(self.heavy, arch)
-        if fault is None or not self._as_short(problem):
+        if not _is_faulty(self.heavy, arch) or not self._as_short(problem):
             return None
         masked = all(tails(problem, tile))
         if masked and _is_full(problem):
-            return fault
-        fault = _fault(self.plain, arch)
-        return fault if fault is None or masked else _fault(self.even, arch)
+            return _fault(self.heavy, arch)
+        if masked or not _is_faulty(self.plain, arch):
+            return _fault(self.plain, arch)
+        return _fault(self.even, arch)
 
     def _as_short(self, problem: GemmProblem) -> bool:
         """The problem's lines are aligned no better than those that were compiled."""
@@ -75,6 +75,11 @@ class Record:
         """The needs of the form most like the problem's binary, and no lighter where there is one."""
         forms = (self.plain, self.even, self.heavy) if problem.epilogue.plain else (self.heavy, self.plain, self.even)
         return next((form for form in forms if isinstance(form, Resources)), None)
+
+
+def _is_faulty(needs: Needs | None, arch: Arch) -> bool:
+    """Whether `_fault` has something to say, which takes it longer."""
+    return needs is not None and (isinstance(needs, str) or needs.spills > 0 or needs.shared_bytes > arch.smem_per_block)
 
 
 def _fault(needs: Needs | None, arch: Arch) -> Refusal | None:
@@ -150,6 +155,11 @@ class ProblemResources:
         if self._digests.get(variant.name) != variant.digest:
             return None
         return self._records.get(f"{variant.name} {self._class} {tile_key(self._problem, tile)}")
+
+    def is_sound(self, arch: Arch, variant: Variant, tile: TileConfig) -> bool:
+        """Whether the binary may serve whatever the sizes and the epilogue, as far as it is known."""
+        record = self.record(variant, tile)
+        return record is None or not _is_faulty(record.heavy, arch)
 
     def refusal(self, arch: Arch, variant: Variant, tile: TileConfig) -> Refusal | None:
         """Why the binary may not serve; None where it may, or is not known."""

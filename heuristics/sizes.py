@@ -11,6 +11,7 @@ from kernel_zoo.spec import VECTOR_BYTES, GemmProblem, Operand
 Size = Any  # a number, or an array of one per candidate
 
 
+PLAIN_PITCH: Final = 0
 _PITCHES: Final = {64: 1, 32: 2, 16: 3}
 
 
@@ -47,7 +48,7 @@ def _bytes(operand: Operand, batch: int) -> int:
 def pitch(operand: Operand) -> int:
     """What the distance between an operand's lines is a multiple of: 0 is 128 bytes, 1 is 64, 2 is 32, 3 is 16, 4 is less."""
     distance = operand.leading * operand.itemsize
-    return _PITCHES.get(distance & -distance & 0xFF, 4) if distance % 128 else 0
+    return _PITCHES.get(distance & -distance & 0xFF, 4) if distance % 128 else PLAIN_PITCH
 
 
 def larger(one: Size, other: Size) -> Size:

@@ -22,14 +22,21 @@ from minblas.failures import QUARANTINE
 
 _LOCK: Final = threading.RLock()
 _registered: tuple[Variant, ...] = ()
+_whole: tuple[tuple[Variant, ...], ...] = (catalog.VARIANTS, (), catalog.VARIANTS)  # the zoo's, the registered ones, both
 _entry_points_loaded = False
 _tables: dict[tuple[str, int], tuple[HeuristicTable, ...]] = {}
 
 
 def registry() -> tuple[Variant, ...]:
     """Every variant: the zoo's in its own order, then the registered ones. Loads the entry points of packages the first time."""
+    global _whole
     _load_entry_points()
-    return catalog.VARIANTS + _registered
+    zoo, added, whole = _whole  # one object until another is registered: a choice knows its variants by identity
+    if zoo is not catalog.VARIANTS or added is not _registered:
+        zoo, added = catalog.VARIANTS, _registered
+        whole = zoo + added
+        _whole = zoo, added, whole
+    return whole
 
 
 def _load_entry_points() -> None:

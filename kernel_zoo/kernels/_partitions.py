@@ -8,7 +8,7 @@ rules of `_batch_fits` keep that out of the result.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from kernel_zoo.kernels import _rules
@@ -108,19 +108,26 @@ class Staging:
             reads: matrices that the epilogue reads. Every element of a piece then has addresses in registers, so pieces are narrow.
             limit: shared memory of a block in bytes.
         """
-        line = min(_PIECE_BYTES // out.itemsize, _READ_COLUMNS if reads else tile.block_n)
+        return _staging(build, tile, itemsize, out.itemsize, reads, limit)
+
+    @classmethod
+    def _of(cls, build: Build, tile: TileConfig, itemsize: int, out_itemsize: int, reads: int, limit: int) -> Staging:
+        line = min(_PIECE_BYTES // out_itemsize, _READ_COLUMNS if reads else tile.block_n)
         rest = tile.block_n - build.first_n
         columns, rest_columns = min(line, build.first_n), min(line, rest)
         down = tile.block_m // build.parts // PIECE_ROWS
         apart = 0 < rest_columns < columns
         pieces = down * ((build.first_n if apart else tile.block_n) // columns)
-        line_bytes = build.consumers * PIECE_ROWS * out.itemsize
+        line_bytes = build.consumers * PIECE_ROWS * out_itemsize
         fixed = tile.num_stages * (tile.block_m + tile.block_n) * tile.block_k * itemsize + OVERHEAD_BYTES
         fixed += down * rest_columns * line_bytes if apart else 0
         counts = [count for count in range(1, pieces + 1) if pieces % count == 0]
         buffers = max((count for count in counts if fixed + count * columns * line_bytes <= limit), default=1)
         group = buffers if buffers == pieces else next(size for size in (buffers // 2, 1) if size and buffers % size == 0)
         return cls(columns, rest_columns, buffers, group, fixed + buffers * columns * line_bytes)
+
+
+_staging = lru_cache(maxsize=1 << 10)(Staging._of)  # of the families' tiles, whose number times types and reads stays below
 
 
 def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:

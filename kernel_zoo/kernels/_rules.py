@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, Final, TypeVar
 
-from kernel_zoo.spec import FP32_PRECISIONS, INT32_MAX, VECTOR_BYTES, Arch, GemmProblem, Operand, Refusal, TileConfig
+from kernel_zoo.spec import FP32_PRECISIONS, INT32_MAX, VECTOR_BYTES, Arch, GemmProblem, Kind, Operand, Refusal, TileConfig
 
 FLOAT_INPUTS: Final = ("fp16", "bf16", "fp32")
 EPILOGUE_REGISTERS: Final = 235
 TMA_BOX: Final = 256  # a TMA box has at most 256 elements a side
 
+_KINDS: Final = 1 << 10  # of problems, for which a rule's answers are kept
+
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
+_Answer = TypeVar("_Answer")
 
 
 def last_answer(rule: _Rule) -> _Rule:
@@ -32,6 +35,25 @@ def last_answer(rule: _Rule) -> _Rule:
         return answer
 
     return asked  # type: ignore[return-value]
+
+
+def by_kind(rule: Callable[[GemmProblem, Arch], _Answer]) -> Callable[[GemmProblem, Arch], _Answer]:
+    """The rule, which looks at nothing of a problem but its kind, with its answers kept by kind and device."""
+    kept: dict[tuple[Kind, Arch], _Answer] = {}
+
+    @wraps(rule)
+    def asked(problem: GemmProblem, arch: Arch) -> _Answer:
+        kind = Kind.of(problem)
+        if kind is None:
+            return rule(problem, arch)
+        answer = kept.get((kind, arch))
+        if answer is None:
+            if len(kept) >= _KINDS:
+                kept.clear()
+            answer = kept[kind, arch] = rule(problem, arch)
+        return answer
+
+    return asked
 
 
 def first(refusals: Iterable[Refusal | None]) -> Refusal | None:
@@ -153,6 +175,9 @@ _TMA_OPERANDS: Final = {name: last_answer(_tma_operand) for name in ("a", "b", "
 
 def mma_tile(problem: GemmProblem, tile: TileConfig) -> Refusal | None:
     """Blocks are powers of two that a tensor-core (or FMA) dot accepts."""
+    m, n, k = tile.block_m, tile.block_n, tile.block_k
+    if m >= 8 and n >= 8 and k >= 16 and not (m & (m - 1) or n & (n - 1) or k & (k - 1)):
+        return None
     for name, value, least in (("block_m", tile.block_m, 8), ("block_n", tile.block_n, 8), ("block_k", tile.block_k, 16)):
         if value < least or value & (value - 1):
             return Refusal("tile", f"{name} is {value}", f"a power of two, at least {least}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kernel_zoo.spec import Arch, GemmProblem, Refusal, TileConfig, Variant
+from kernel_zoo.spec import Arch, ByKind, GemmProblem, Refusal, TileConfig, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +21,9 @@ def supports(problem: GemmProblem, arch: Arch) -> Refusal | None:
     return None
 
 
-def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
+def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """No tiles: the library chooses."""
-    return []
+    return ()
 
 
 def launch(problem: GemmProblem, slots: Mapping[str, torch.Tensor], alpha: float, beta: float) -> None:
@@ -116,7 +116,7 @@ def _activate(value: torch.Tensor, activation: str) -> torch.Tensor:
 VARIANT = Variant(
     name="aten",
     summary="PyTorch's own product (cuBLAS on a GPU): the net under the zoo",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     launch=launch,
     reduction=lambda problem, tile: "library",

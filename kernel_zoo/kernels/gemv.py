@@ -8,15 +8,17 @@ the two orientations the one whose narrow side is M is computed; the matrix may 
 
 from __future__ import annotations
 
-from functools import cache
+from bisect import bisect_left, bisect_right
+from functools import cache, lru_cache
+from typing import Final
 
 from kernel_zoo.kernels import _args, _reduce, _rules
 from kernel_zoo.kernels._device import finish, follow_launch, store_tile
 from kernel_zoo.kernels._reduce import reduce_kernel
-from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv
+from kernel_zoo.spec import FEW, Arch, ByKind, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv
 from kernel_zoo.triton_compat import tl, triton
 
-MAX_ROWS = 4
+MAX_ROWS = FEW
 MAX_SPLIT = 64
 
 
@@ -164,28 +166,37 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     return None
 
 
-def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
+#: block_n, block_k and warps by whether the matrix is contiguous along K.
+_BLOCKS: Final = {
+    True: ((2, 2048, 2), (2, 2048, 8), (4, 512, 2), (4, 1024, 2), (4, 1024, 4), (8, 512, 4), (1, 1024, 4), (16, 256, 4)),
+    False: ((64, 64, 4), (128, 32, 4), (32, 64, 4), (128, 16, 4)),
+}
+_SPLITS: Final = (2, 4, 8, 16, 32, 64)
+
+
+def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """Blocks by the direction in which the matrix is contiguous, and split counts that give every SM a few programs."""
-    matrix = problem.b if problem.m <= problem.n else problem.a.T
-    wide = max(problem.m, problem.n)
-    blocks: tuple[tuple[int, int, int], ...]
-    if matrix.layout == "t":
-        blocks = ((2, 2048, 2), (2, 2048, 8), (4, 512, 2), (4, 1024, 2), (4, 1024, 4), (8, 512, 4), (1, 1024, 4), (16, 256, 4))
-    else:
-        blocks = ((64, 64, 4), (128, 32, 4), (32, 64, 4), (128, 16, 4))
-    found = []
-    for block_n, block_k, warps in blocks:
-        k_blocks = cdiv(problem.k, block_k)
-        programs = cdiv(wide, block_n) * problem.batch
-        least, most = cdiv(arch.sm_count, max(programs, 1)), min(k_blocks // 2, 16 * arch.sm_count // max(programs, 1))
-        splits = [1] if programs >= arch.sm_count or k_blocks < 4 else []
-        splits += [s for s in (2, 4, 8, 16, 32, 64) if least <= s <= most]
-        found += [_tile(block_n, block_k, split, warps) for split in splits or [max(1, min(MAX_SPLIT, k_blocks // 2))]]
-    return found
+    along = (problem.b if problem.m <= problem.n else problem.a.T).layout == "t"
+    wide, k, batch, sms = max(problem.m, problem.n), problem.k, problem.batch, arch.sm_count
+    found: list[tuple[int, ...]] = []
+    for block_n, block_k, _ in _BLOCKS[along]:
+        k_blocks, programs = -(-k // block_k), max(-(-wide // block_n) * batch, 1)
+        least, most = -(-sms // programs), min(k_blocks // 2, 16 * sms // programs)
+        splits = _SPLITS[bisect_left(_SPLITS, least) : bisect_right(_SPLITS, most)]
+        if programs >= sms or k_blocks < 4:
+            splits = (1, *splits)
+        found.append(splits or (max(1, min(MAX_SPLIT, k_blocks // 2)),))
+    return _with_splits(along, tuple(found))
+
+
+@lru_cache(maxsize=1 << 11)
+def _with_splits(along: bool, splits: tuple[tuple[int, ...], ...]) -> tuple[TileConfig, ...]:
+    """Each block in turn with some splits."""
+    return tuple(_tile(*block, split) for block, many in zip(_BLOCKS[along], splits, strict=True) for split in many)
 
 
 @cache
-def _tile(block_n: int, block_k: int, split: int, warps: int) -> TileConfig:
+def _tile(block_n: int, block_k: int, warps: int, split: int) -> TileConfig:
     return TileConfig(1, block_n, block_k, 1, split, warps, 1)
 
 
@@ -241,7 +252,7 @@ def reduction(problem: GemmProblem, tile: TileConfig) -> str:
 VARIANT = Variant(
     name="gemv",
     summary="one to four rows or columns on CUDA cores, K split where columns are few",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     fits=fits,
     recipe=recipe,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kernel_zoo.kernels import _args, _rules, _tiles
 from kernel_zoo.kernels._device import finish, pointer_product, store_tile, tile_order
-from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant, cdiv
+from kernel_zoo.spec import Arch, ByForm, ByKind, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant, cdiv
 from kernel_zoo.triton_compat import tl, triton
 
 
@@ -79,9 +79,9 @@ def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
 VARIANT = Variant(
     name="persistent",
     summary="resident programs that walk over tiles, pointers; many tiles per SM",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
-    fits=fits,
+    fits=ByForm(fits),
     recipe=recipe,
     reduction=_tiles.sequential_reduction,
     kernels=(persistent_kernel,),

@@ -28,7 +28,7 @@ from kernel_zoo.kernels._gluon import (
 )
 from kernel_zoo.kernels._partition_launch import launch
 from kernel_zoo.kernels._partitions import EARLY_US, Build, Family, fits_family, supports, tiles_of
-from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant
+from kernel_zoo.spec import Arch, ByForm, ByKind, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant
 from kernel_zoo.triton_compat import gl, gluon, hopper
 
 
@@ -164,9 +164,9 @@ def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
 VARIANT = Variant(
     name="ping_pong",
     summary="a producer warp and two consumers that own tiles in turn, resident programs; short K or few tiles, 16 bits, Hopper",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
-    fits=fits,
+    fits=ByForm(fits),
     recipe=recipe,
     reduction=_tiles.sequential_reduction,
     early_us=EARLY_US,

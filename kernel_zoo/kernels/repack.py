@@ -15,7 +15,20 @@ from typing import Final, Literal
 from kernel_zoo.kernels import _repack, _rules, _tiles, tma
 from kernel_zoo.kernels._repack import repack_kernel
 from kernel_zoo.kernels.tma import tma_kernel
-from kernel_zoo.spec import INT32_MAX, Arch, GemmCall, GemmProblem, Operand, Recipe, Refusal, TileConfig, Variant, View, next_pow2
+from kernel_zoo.spec import (
+    INT32_MAX,
+    Arch,
+    ByKind,
+    GemmCall,
+    GemmProblem,
+    Operand,
+    Recipe,
+    Refusal,
+    TileConfig,
+    Variant,
+    View,
+    next_pow2,
+)
 
 #: The dimension along K, by operand: contiguous in the copy where the source has no unit stride.
 _INNER: Final[dict[str, Literal["rows", "cols"]]] = {"A": "cols", "B": "rows"}
@@ -140,7 +153,7 @@ def _placed(call: GemmCall, view: View, start: int, pairs: list[tuple[View, View
 VARIANT = Variant(
     name="repack",
     summary="operands that TMA cannot read copied to aligned workspace by one launch, then tma; 16-bit, Hopper and newer",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     fits=fits,
     recipe=recipe,

@@ -8,7 +8,7 @@ and split_k alone. Knobs: tma (operands through descriptors), swap (compute out.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Final
@@ -16,11 +16,12 @@ from typing import Final
 from kernel_zoo.kernels import _args, _reduce, _rules, _tiles
 from kernel_zoo.kernels._device import descriptor_product, follow_launch, pointer_product, tile_order
 from kernel_zoo.kernels._reduce import reduce_kernel
-from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv, next_pow2
+from kernel_zoo.spec import Arch, ByKind, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv, next_pow2
 from kernel_zoo.triton_compat import tl, triton
 
 MAX_SPLIT = 64  # the reduction unrolls its sum
 _SPLITS: Final = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64)
+_RANGE: Final = len(_SPLITS) + 1
 _LARGEST: Final = 256 * 256  # of all tiles, in elements
 
 
@@ -97,64 +98,95 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
     )
 
 
-def splits_for(tiles_total: int, k_blocks: int, sm_count: int) -> slice:
-    """The _SPLITS of two k blocks or more that put half a wave to four waves of programs on the device, or come close to it."""
-    return _filling(tiles_total, bisect_right(_SPLITS, k_blocks // 2), sm_count)
+def _filling(tiles_total: int, long_enough: int, sm_count: int) -> int:
+    """Of the first so many of the _SPLITS those that put half a wave to four waves of programs on the device, or come close to it.
 
-
-@lru_cache(maxsize=1 << 13)
-def _filling(tiles_total: int, long_enough: int, sm_count: int) -> slice:
-    """Those of the first so many of the _SPLITS."""
+    Where they start, times _RANGE, and where they stop.
+    """
     stop = min(long_enough, bisect_right(_SPLITS, 4 * sm_count // max(tiles_total, 1)))
     if not stop:
-        return slice(0)
+        return 0
     least = min(sm_count // 2, _SPLITS[stop - 1] * tiles_total // 4)
-    return slice(bisect_left(_SPLITS, cdiv(least, max(tiles_total, 1))), stop)
+    return bisect_left(_SPLITS, cdiv(least, max(tiles_total, 1))) * _RANGE + stop
 
 
-def space(problem: GemmProblem, arch: Arch) -> Sequence[TileConfig]:
+@cache
+def _fillings(sm_count: int) -> list[list[int]]:
+    """`_filling` by tiles, as many as a space has a use for, and by how many of the _SPLITS leave two k blocks or more."""
+    return [[_filling(tiles, long, sm_count) for long in range(_RANGE)] for tiles in range(2 * sm_count + 1)]
+
+
+@_rules.by_kind
+def _through_descriptors(problem: GemmProblem, arch: Arch) -> bool:
+    """Whether there is a product, of tensor cores, whose operands descriptors can be laid over."""
+    refusals = (
+        supports(problem, arch),
+        _rules.tma_operand("a", problem.a, arch),
+        _rules.tma_operand("b", problem.b, arch),
+        _rules.refuses_ieee_tma(problem),
+    )
+    return _rules.first(refusals) is None
+
+
+def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """Tiles that leave SMs idle by themselves, times the split counts that fill them."""
-    most = 2 * arch.sm_count  # tiles: of more the least split is too many programs
-    if problem.m * problem.n * problem.batch > most * _LARGEST:
+    m, n, k, batch, sms = problem.m, problem.n, problem.k, problem.batch, arch.sm_count
+    most = 2 * sms  # tiles: of more the least split is too many programs
+    if m * n * batch > most * _LARGEST:
         return ()
-    tma = supports(problem, arch) is None and _rules.tma_operand("a", problem.a, arch) is None
-    tma = tma and _rules.tma_operand("b", problem.b, arch) is None and _rules.refuses_ieee_tma(problem) is None
-    if tma:
-        fp32, narrow = problem.dtype == "fp32", min(problem.m, problem.n)
+    if _through_descriptors(problem, arch):
+        fp32, narrow = problem.dtype == "fp32", min(m, n)
         side = max(16, next_pow2(narrow)) if narrow <= 64 and not fp32 else 0
-        bases = _tma_bases(fp32, side, side > 0 and problem.m < problem.n)
+        bases = _tma_bases(fp32, side, side > 0 and m < n)
     else:
         bases = _pointer_bases(_tiles.pointer_kind(problem))
-    found: list[TileConfig] = []
+    ranges: list[int] = []
+    fillings = _fillings(sms)
     for rows, cols, tiles in bases:
-        tiles_total = cdiv(problem.m, rows) * cdiv(problem.n, cols) * problem.batch
+        tiles_total = -(-m // rows) * -(-n // cols) * batch
         if tiles_total <= most:
-            for block_k, split in tiles:
-                found += split[splits_for(tiles_total, cdiv(problem.k, block_k), arch.sm_count)]
-    return found
+            filling = fillings[tiles_total]
+            ranges += [filling[bisect_right(_SPLITS, -(-k // block_k) // 2)] for block_k, _ in tiles]
+        else:
+            ranges += [0] * len(tiles)
+    return _within(bases, tuple(ranges))
+
+
+@lru_cache(maxsize=1 << 11)  # a few hundred are met: most ranges of splits go with ranges of the other tiles
+def _within(bases: _Bases, ranges: tuple[int, ...]) -> tuple[TileConfig, ...]:
+    """The tiles of each base in turn with a range of the _SPLITS, put as `_filling` puts it."""
+    splits = [split for _, _, tiles in bases for _, split in tiles]
+    return tuple([tile for split, code in zip(splits, ranges, strict=True) for tile in split[code // _RANGE : code % _RANGE]])
 
 
 #: Rows and columns of the result that tiles cover; the block_k of each of these tiles, and it with each of _SPLITS.
 _Base = tuple[int, int, list[tuple[int, tuple[TileConfig, ...]]]]
 
 
-def _bases(tiles: Iterable[TileConfig]) -> tuple[_Base, ...]:
+class _Bases(tuple[_Base, ...]):
+    """A problem's, which are made once: identity is their hash."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+
+def _bases(tiles: Iterable[TileConfig]) -> _Bases:
     found: list[_Base] = []
     for tile in tiles:
         rows, cols = (tile.block_n, tile.block_m) if tile.knob("swap") else (tile.block_m, tile.block_n)
         if not found or found[-1][:2] != (rows, cols):
             found.append((rows, cols, []))
         found[-1][2].append((tile.block_k, tuple(replace(tile, split_k=split) for split in _SPLITS)))
-    return tuple(found)
+    return _Bases(found)
 
 
 @cache
-def _pointer_bases(kind: _tiles.PointerKind) -> tuple[_Base, ...]:
+def _pointer_bases(kind: _tiles.PointerKind) -> _Bases:
     return _bases(_tiles.pointer_tiles_of(kind))
 
 
 @cache
-def _tma_bases(fp32: bool, side: int, swap: bool) -> tuple[_Base, ...]:
+def _tma_bases(fp32: bool, side: int, swap: bool) -> _Bases:
     """Tiles through descriptors; `side` is the narrow one's, 0 where neither side is narrow."""
     if fp32:
         tiles = _tiles.tiles((64, 64, 32, 4, 4), (64, 128, 32, 4, 4), (128, 128, 32, 3, 8))
@@ -216,7 +248,7 @@ def reduction(problem: GemmProblem, tile: TileConfig) -> str:
 VARIANT = Variant(
     name="split_k",
     summary="K divided over programs, partial tiles summed in order by a second kernel; few tiles, long K",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     fits=fits,
     recipe=recipe,

@@ -9,7 +9,6 @@ Operands go through tensor descriptors. Knob: swap (compute out.T = b.T @ a.T, s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Final
@@ -20,6 +19,7 @@ from kernel_zoo.spec import (
     ITEMSIZE,
     VECTOR_BYTES,
     Arch,
+    ByKind,
     GemmCall,
     GemmProblem,
     KernelCall,
@@ -159,22 +159,32 @@ def _filling(tiles_total: int, most: int, sm_count: int) -> tuple[int, ...]:
     return max(filling, legal[-_LEAST_CHOICE:], key=len)  # few tiles cannot fill it, and fewer splits are summed sooner
 
 
-def space(problem: GemmProblem, arch: Arch) -> list[TileConfig]:
+def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     """Tiles that leave SMs idle by themselves, times the split counts that fill them."""
-    narrow = min(problem.m, problem.n)
+    m, n, k, batch, sms = problem.m, problem.n, problem.k, problem.batch, arch.sm_count
+    narrow = min(m, n)
     side = max(16, next_pow2(narrow)) if narrow <= 64 else 0
-    found: list[TileConfig] = []
-    for tile in _bases(side, side > 0 and problem.m < problem.n):
-        rows, cols = (tile.block_n, tile.block_m) if tile.knob("swap") else (tile.block_m, tile.block_n)
-        tiles_total = cdiv(problem.m, rows) * cdiv(problem.n, cols) * problem.batch
-        if min(_SPLITS) * tiles_total <= 3 * arch.sm_count:
-            most = _SUM_BYTES // (tile.block_m * tile.block_n * ITEMSIZE["fp32"])
-            found += _with_splits(tile, splits_for(tiles_total, cdiv(problem.k, tile.block_k), most, arch.sm_count))
-    return found
+    swap = side > 0 and m < n
+    splits: list[tuple[int, ...]] = []
+    for rows, cols, block_k, most in _bases(side, swap):
+        tiles_total = -(-m // rows) * -(-n // cols) * batch
+        idle = _SPLITS[0] * tiles_total <= 3 * sms
+        splits.append(splits_for(tiles_total, -(-k // block_k), most, sms) if idle else ())
+    return _with_splits(side, swap, tuple(splits))
 
 
 @cache
-def _bases(side: int, swap: bool) -> tuple[TileConfig, ...]:
+def _bases(side: int, swap: bool) -> tuple[tuple[int, int, int, int], ...]:
+    """Of each tile before K is split: rows and columns of the result that it covers, its block_k, its splits at most."""
+    found = []
+    for tile in _unsplit(side, swap):
+        sides = (tile.block_n, tile.block_m) if swap else (tile.block_m, tile.block_n)
+        found.append((*sides, tile.block_k, _SUM_BYTES // (tile.block_m * tile.block_n * ITEMSIZE["fp32"])))
+    return tuple(found)
+
+
+@cache
+def _unsplit(side: int, swap: bool) -> tuple[TileConfig, ...]:
     """Tiles before K is split; `side` is the narrow one's, 0 where neither side is narrow."""
     if not side:
         return _tiles.tiles((64, 64, 128, 4, 4), (128, 128, 64, 4, 8), (128, 128, 64, 6, 8))
@@ -183,9 +193,15 @@ def _bases(side: int, swap: bool) -> tuple[TileConfig, ...]:
     return tuple(replace(tile, group_m=1, knobs=knobs) for tile in _tiles.tiles(*rows))
 
 
+@lru_cache(maxsize=1 << 11)
+def _with_splits(side: int, swap: bool, splits: tuple[tuple[int, ...], ...]) -> tuple[TileConfig, ...]:
+    """Each of these tiles in turn with some splits."""
+    return tuple(_with_split(tile, one) for tile, many in zip(_unsplit(side, swap), splits, strict=True) for one in many)
+
+
 @cache
-def _with_splits(tile: TileConfig, splits: Iterable[int]) -> tuple[TileConfig, ...]:
-    return tuple(replace(tile, split_k=split) for split in splits)
+def _with_split(tile: TileConfig, split: int) -> TileConfig:
+    return replace(tile, split_k=split)
 
 
 def _unit(operand: Operand, layout: str) -> int:
@@ -256,7 +272,7 @@ def reduction(problem: GemmProblem, tile: TileConfig) -> str:
 VARIANT = Variant(
     name="split_k_fused",
     summary="K divided over programs, partial tiles summed in order by the last of a tile, one launch; few small tiles, long K",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
     fits=fits,
     recipe=recipe,

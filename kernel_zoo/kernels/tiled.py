@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kernel_zoo.kernels import _args, _rules, _tiles
 from kernel_zoo.kernels._device import finish, pointer_product, store_tile, tile_order
-from kernel_zoo.spec import Arch, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant, cdiv
+from kernel_zoo.spec import Arch, ByForm, ByKind, GemmCall, GemmProblem, KernelCall, Refusal, TileConfig, Variant, cdiv
 from kernel_zoo.triton_compat import tl, triton
 
 
@@ -77,9 +77,9 @@ def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
 VARIANT = Variant(
     name="tiled",
     summary="one program per tile, pointers; any strides, any size",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
-    fits=fits,
+    fits=ByForm(fits),
     recipe=recipe,
     reduction=_tiles.sequential_reduction,
     kernels=(tiled_kernel,),

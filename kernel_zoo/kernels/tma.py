@@ -20,6 +20,8 @@ from kernel_zoo.spec import (
     VECTOR_BYTES,
     Arch,
     Argument,
+    ByForm,
+    ByKind,
     GemmCall,
     GemmProblem,
     KernelCall,
@@ -214,7 +216,7 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
     m, n = problem.m, problem.n
     if min(m, n) <= 64:
         return narrow_space(max(16, next_pow2(min(m, n))), m < n)
-    return _wide_space(tuple(sides for sides in _LARGE if cdiv(m, sides[0]) * cdiv(n, sides[1]) >= _WIDE_GROUP_TILES))
+    return _wide_space(tuple([sides for sides in _LARGE if -(-m // sides[0]) * -(-n // sides[1]) >= _WIDE_GROUP_TILES]))
 
 
 @cache
@@ -304,9 +306,9 @@ def recipe(call: GemmCall, tile: TileConfig) -> KernelCall:
 VARIANT = Variant(
     name="tma",
     summary="tensor descriptors, resident or one tile per program; aligned operands on Hopper and newer",
-    supports=supports,
+    supports=ByKind(supports),
     space=space,
-    fits=fits,
+    fits=ByForm(fits),
     recipe=recipe,
     reduction=_tiles.sequential_reduction,
     early_us=_args.SHORT_US,

@@ -19,6 +19,7 @@ from kernel_zoo.spec.dtypes import (
     next_pow2,
     pow2_divisor,
 )
+from kernel_zoo.spec.kind import FEW, ByForm, ByKind, Form, Kind
 from kernel_zoo.spec.launches import ALPHA, BETA, Argument, Descriptor, GemmCall, KernelCall, Recipe, Scalar, View
 from kernel_zoo.spec.needs import FORMS, binary_class, is_vectorised, tails, tile_key
 from kernel_zoo.spec.problem import Epilogue, GemmProblem, Layout, Operand, ScalarClass
@@ -29,6 +30,7 @@ __all__ = [
     "ALPHA",
     "BETA",
     "DTYPE_ALIASES",
+    "FEW",
     "FORMS",
     "FP32_PRECISIONS",
     "INT32_MAX",
@@ -36,13 +38,17 @@ __all__ = [
     "VECTOR_BYTES",
     "Arch",
     "Argument",
+    "ByForm",
+    "ByKind",
     "Candidate",
     "Descriptor",
     "Epilogue",
     "Estimate",
+    "Form",
     "GemmCall",
     "GemmProblem",
     "KernelCall",
+    "Kind",
     "Layout",
     "Operand",
     "Recipe",

@@ -49,7 +49,11 @@ class TileConfig:
 
     def knob(self, name: str, default: int = 0) -> int:
         """The value of a variant's own knob."""
-        return dict(self.knobs).get(name, default)
+        found = default
+        for known, value in self.knobs:
+            if known == name:
+                found = value
+        return found
 
     def without(self, name: str) -> TileConfig:
         """The tile with that knob left unsaid."""

@@ -5,6 +5,7 @@ Sizes, group_m, split_k and knobs of the launch are left out: they change when a
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from kernel_zoo.spec.choice import TileConfig
@@ -32,9 +33,14 @@ def binary_class(problem: GemmProblem) -> str:
 
 def tile_key(problem: GemmProblem, tile: TileConfig) -> str:
     """What a tile decides of a binary: "128x256x64 w8 s3 flatten1". Rows that are not tiled are part of it."""
+    key = _key(tile)
+    return f"{key} rows{next_pow2(min(problem.m, problem.n))}" if tile.block_m == 1 else key
+
+
+@lru_cache(maxsize=1 << 12)
+def _key(tile: TileConfig) -> str:
     knobs = "".join([f" {name}{value}" for name, value in tile.knobs if name not in _LAUNCH_KNOBS]) if tile.knobs else ""
-    rows = f" rows{next_pow2(min(problem.m, problem.n))}" if tile.block_m == 1 else ""
-    return f"{tile.block_m}x{tile.block_n}x{tile.block_k} w{tile.num_warps} s{tile.num_stages}{knobs}{rows}"
+    return f"{tile.block_m}x{tile.block_n}x{tile.block_k} w{tile.num_warps} s{tile.num_stages}{knobs}"
 
 
 def tails(problem: GemmProblem, tile: TileConfig) -> tuple[bool, bool, bool]:

@@ -20,8 +20,15 @@ ScalarClass = Literal["0", "1", "x"]
 Layout = Literal["n", "t", "s"]
 
 
+class _Aligned:
+    """Room for what is worked out of an operand when it is first asked for: a choice asks for it a dozen times."""
+
+    __slots__ = ("_line_align",)
+    _line_align: int
+
+
 @dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(_Aligned):
     """A matrix, or a batch of them, as stored: (batch, rows, cols) with strides in elements.
 
     A batch stride of 0 means one matrix serves the whole batch. `align` is the largest power of two, at most 16, that divides the
@@ -63,23 +70,28 @@ class Operand:
     @property
     def layout(self) -> Layout:
         """'n': rows are contiguous; 't': columns are (stored transposed); 's': neither."""
-        if self.strides[2] == 1:
-            return "n"
-        return "t" if self.strides[1] == 1 else "s"
+        _, row, col = self.strides
+        return "n" if col == 1 else "t" if row == 1 else "s"
 
     @property
     def leading(self) -> int:
         """The stride, in elements, between two lines of the contiguous dimension (BLAS's leading dimension)."""
-        return self.strides[2] if self.layout == "t" else self.strides[1]
+        _, row, col = self.strides
+        return col if row == 1 and col != 1 else row
 
     @property
     def line_align(self) -> int:
         """The largest power of two in bytes, at most 16, to which every contiguous line starts aligned (one element if strided)."""
-        itemsize, (batch, row, col) = ITEMSIZE[self.dtype], self.strides
-        if row != 1 and col != 1:
-            return min(itemsize, VECTOR_BYTES)
-        leading = row if col == 1 else col
-        return math.gcd(self.align, VECTOR_BYTES, leading * itemsize, batch * itemsize)  # of powers of two: the least
+        found: int | None = getattr(self, "_line_align", None)
+        if found is None:  # not asked for yet
+            itemsize, (batch, row, col) = ITEMSIZE[self.dtype], self.strides
+            if row != 1 and col != 1:
+                found = min(itemsize, VECTOR_BYTES)
+            else:
+                leading = row if col == 1 else col
+                found = math.gcd(self.align, VECTOR_BYTES, leading * itemsize, batch * itemsize)  # of powers of two: the least
+            object.__setattr__(self, "_line_align", found)
+        return found
 
     @property
     def T(self) -> Operand:  # noqa: N802  (the field's own name)
@@ -196,11 +208,10 @@ class GemmProblem:
     @property
     def least_bytes(self) -> int:
         """Bytes moved if every operand is read, and out written, exactly once."""
-        total = 0
-        c = self.epilogue.c
-        for operand in (self.a, self.b, self.out, *((c,) if c is not None else ())):
-            copies = self.batch if operand.strides[0] or self.batch == 1 else 1
-            total += copies * operand.rows * operand.cols * operand.itemsize
+        total, batch, c = 0, self.batch, self.epilogue.c
+        for operand in (self.a, self.b, self.out, c) if c is not None else (self.a, self.b, self.out):
+            copies = batch if operand.strides[0] or batch == 1 else 1
+            total += copies * operand.rows * operand.cols * ITEMSIZE[operand.dtype]
         return total
 
     @property
