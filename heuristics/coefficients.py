@@ -14,6 +14,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 Fitted = Mapping[str, Mapping[str, float]]
+Correction = tuple[float, float, float]
+CORRECTIONS: Final = ("work", "total", "ends")  # what a Correction is made of, as a table names it
+OTHER: Final = "other"  # stands for a loop's tiles that a table does not correct one by one
+PLAIN: Final[Correction] = (1.0, 1.0, 1.0)  # of a tile that is not corrected
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +82,41 @@ _NAMES: Final = tuple(field.name for field in fields(Coefficients))
 _KEPT: Final = 16  # mappings whose coefficients are remembered
 
 
+def _correction(values: Mapping[str, float]) -> Correction:
+    return values.get("work", 1.0), values.get("total", 1.0), values.get("ends", 1.0)
+
+
 class Kernels:
     """The coefficients in force, by loop: those of a table where it has them, else the built-in ones. Compared by identity.
 
     A loop is a variant, or one way in which a variant reads its operands ("tma resident", "tiled 2-byte"); where a table has no
     coefficients for that way, the variant's serve. A table also corrects single tiles ("tma 128x256x64 w8 s3"): `work` is a factor
-    on a k block's arithmetic, `total` on the whole time.
+    on a k block's arithmetic, `ends` on a program's fill and store (a gemv's has none), `total` on the whole time. "tma other"
+    are the corrections of tiles that nobody has measured.
     """
 
     def __init__(self, fitted: Fitted) -> None:
         self.fitted = {variant: dict(values) for variant, values in fitted.items()}
         self._made: dict[str, Coefficients] = {}
-        self._corrections: dict[str, dict[str, tuple[float, float]]] = {}
+        self._corrections: dict[str, dict[str, Correction]] = {}
 
     @property
     def pitches(self) -> dict[str, float]:
         """PITCHES, or a table's own."""
         return {**PITCHES, **self.fitted.get("pitch", {})}
 
-    def corrections(self, loop: str) -> dict[str, tuple[float, float]]:
-        """What a table corrects a loop's tiles by: their work, and their total."""
+    def corrections(self, loop: str) -> dict[str, Correction]:
+        """What a table corrects a loop's tiles by."""
         found = self._corrections.get(loop)
         if found is None:
             own = ((name.removeprefix(f"{loop} "), values) for name, values in self.fitted.items() if name.startswith(f"{loop} "))
-            found = {tile: (values.get("work", 1.0), values.get("total", 1.0)) for tile, values in own if tile[:1].isdigit()}
+            found = {tile: _correction(values) for tile, values in own if tile[:1].isdigit()}
             self._corrections[loop] = found
         return found
+
+    def other(self, loop: str) -> Correction:
+        """What it corrects the loop's other tiles by."""
+        return _correction(self.fitted.get(f"{loop} {OTHER}", {}))
 
     def __getitem__(self, loop: str) -> Coefficients:
         found = self._made.get(loop)
@@ -115,7 +128,6 @@ class Kernels:
         return found
 
 
-PLAIN: Final = (1.0, 1.0)  # a tile that is not corrected
 _BUILT_IN: Final = Kernels({})
 _recent: dict[int, tuple[Fitted, Kernels]] = {}
 

@@ -1,40 +1,33 @@
 """Fitting the model's coefficients to measured times.
 
-What counts is not how close an estimate is but which candidate comes first, so the loss has two parts: the regret to be expected if
-candidates are picked with probabilities that fall with their estimates (a soft minimum), and, so that estimates stay times, the
-squared errors of their logarithms. Gradients come from differences: a time depends on the coefficients of its own loop only, so
+`fit_loss` says what a fit makes small. Gradients come from differences: a time depends on the coefficients of its own loop only, so
 moving one coefficient of every loop at once costs one evaluation. Adam (Kingma and Ba, 2015) takes the steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
-from heuristics.coefficients import PITCHES, PLAIN, Coefficients, Fitted, Kernels
-from heuristics.cost import Sizes, totals
-from heuristics.pairs import PAIRS, VECTOR, Array, Rows
-from heuristics.tile_cost import ProblemClass, Setting, loop
-from kernel_zoo.spec import Arch, GemmProblem, TileConfig
+from heuristics.coefficients import CORRECTIONS, OTHER, PITCHES, PLAIN, Coefficients, Correction, Fitted, Kernels
+from heuristics.fit_data import Measurements, Times
+from heuristics.fit_loss import by_time, caution
+from heuristics.pairs import Array
+from kernel_zoo.spec import Arch, GemmProblem
 
 STEPS: Final = 150
-_SOFTNESS: Final = 0.03  # of the soft minimum, in log time
 _RATE: Final = 0.04
-_REGRET: Final = 10.0  # weight of the expected regret ...
-_ERROR: Final = 4.0  # ... and of the squared errors
-_STAY: Final = 0.02  # holds coefficients near the built-in ones
+_STAY: Final = 0.2  # holds coefficients near those that they start from
 _PLAIN: Final = 0.05  # holds corrections of single tiles near none
-_FAR: Final = 2.0  # a candidate's error counts e^-2 less for each time the best that it is slower
 _DELTA: Final = 1e-4
 _NAMES: Final = tuple(field.name for field in fields(Coefficients))
 _LEAST: Final = 1e-4
-
-Name = TypeVar("Name", str, tuple[str, str])
-Times = Mapping[tuple[str, TileConfig], float]
+_TILE: Final = re.compile(r"( along| across)?( \d+x\d+x\d+ .*| other)?$")  # what a corrected tile's name has beside its loop's
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,72 +63,95 @@ def fit(
         steps: of the descent.
         progress: called with the number of each step.
         only: variants to fit; all others, and the pitches, stay as `given` has them. All variants by default.
-        given: a table's coefficients and corrections, which start what is fitted only where `only` leaves it out.
+        given: a table's coefficients and corrections. They stay where nothing is fitted: of what `only` leaves out, and of loops
+            without times, such as those of another dtype. A fit starts from the coefficients, which may rest on times of before.
 
     Raises:
         ValueError: there are no times.
     """
-    data = _Data(measured, arch, frozenset(only), given or {})
-    unknown = _Unknowns.start(data)
-    before = data.score(data.times(unknown))
+    data = Measurements(measured, arch)
+    start = _Start(data, frozenset(only), given or {})
+    unknown = _Unknowns.none(data)
+    before = data.score(data.estimates(_Trial(start, unknown)))
     first, second = np.zeros(unknown.size), np.zeros(unknown.size)
     for step in range(1, steps + 1):
-        gradient = data.gradient(unknown)
+        gradient = _gradient(start, unknown)
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
         rate = _RATE * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
         move = rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
         unknown = unknown.moved(-move)
         progress(step)
-    estimates = data.times(unknown)
-    kept = {name: dict(values) for name, values in (given or {}).items()} if only else {}
-    return FitReport(kept | data.named(unknown, estimates), before, data.score(estimates), len(data.best), len(data.seen))
+    estimates = data.estimates(_Trial(start, unknown))
+    held, other = caution(data, np.log(estimates))
+    held[~start.free_tiles] = 1.0
+    fitted = {name for name, free in zip(data.loops, start.free_loops, strict=True) if free}
+    kept = {name: dict(values) for name, values in (given or {}).items() if _TILE.sub("", name) not in fitted}
+    model = kept | _named(start, unknown, estimates, held, other)
+    return FitReport(model, before, data.score(estimates * held[data.tile]), len(data.best), len(data.seen))
 
 
 @dataclass(frozen=True, slots=True)
 class _Unknowns:
-    """Logarithms: of coefficients over their built-in values (loop by name), of tiles' corrections, of pitches over theirs."""
+    """Logarithms: of coefficients over those they start from (loop by name), of tiles' corrections, of pitches over theirs."""
 
     loops: Array
-    work: Array
-    total: Array
+    tiles: Array  # a row of each of CORRECTIONS
     pitch: Array
 
     @classmethod
-    def start(cls, data: _Data) -> _Unknowns:
-        tiles = len(data.tiles)
-        return cls(np.zeros((len(data.loops), len(_NAMES))), np.zeros(tiles), np.zeros(tiles), np.zeros(len(PITCHES)))
+    def none(cls, data: Measurements) -> _Unknowns:
+        loops, tiles = np.zeros((len(data.loops), len(_NAMES))), np.zeros((len(CORRECTIONS), len(data.tiles)))
+        return cls(loops, tiles, np.zeros(len(PITCHES)))
 
     @property
     def size(self) -> int:
-        return self.loops.size + len(self.work) + len(self.total) + len(self.pitch)
+        return self.loops.size + self.tiles.size + self.pitch.size
 
     def moved(self, step: Array) -> _Unknowns:
         """All of them moved; corrections of tiles at half the pace."""
-        cuts = np.cumsum([self.loops.size, len(self.work), len(self.total)])
-        loops, work, total, pitch = np.split(step, cuts)
-        loops = loops.reshape(self.loops.shape)
-        return _Unknowns(self.loops + loops, self.work + work / 2, self.total + total / 2, self.pitch + pitch)
+        loops, tiles, pitch = np.split(step, np.cumsum([self.loops.size, self.tiles.size]))
+        return _Unknowns(
+            self.loops + loops.reshape(self.loops.shape), self.tiles + tiles.reshape(self.tiles.shape) / 2, self.pitch + pitch
+        )
+
+
+class _Start:
+    """Where a fit starts, and what of it may move: flags of loops, of tiles, and of all unknowns in a row."""
+
+    def __init__(self, data: Measurements, only: frozenset[str], given: Fitted) -> None:
+        self.data = data
+        self.free_loops = np.array([not only or name.split(" ")[0] in only for name in data.loops])
+        self.free_tiles = np.array([not only or name.split(" ")[0] in only for name, _ in data.tiles])
+        self.free = np.concatenate(
+            [np.repeat(self.free_loops, len(_NAMES)), *[self.free_tiles] * len(CORRECTIONS), np.full(len(PITCHES), not only)]
+        )
+        kept = Kernels(given)
+        self.bases = [kept[name] for name in data.loops]
+        self.pitches = kept.pitches
+        self.factors = np.array([
+            PLAIN if mine else kept.corrections(name).get(tile, kept.other(name))
+            for (name, tile), mine in zip(data.tiles, self.free_tiles, strict=True)
+        ]).T  # fmt: skip
 
 
 class _Trial(Kernels):
     """Kernels whose values are unknowns."""
 
-    def __init__(self, data: _Data, unknown: _Unknowns) -> None:
+    def __init__(self, start: _Start, unknown: _Unknowns) -> None:
         super().__init__({})
-        self._pitch = {name: data.pitches[name] * math.exp(more) for name, more in zip(PITCHES, unknown.pitch, strict=True)}
-        work, total = data.factors * np.exp(np.stack([unknown.work, unknown.total]))
-        factors = zip(work.tolist(), total.tolist(), strict=True)
-        for (way, tile), pair in zip(data.tiles, factors, strict=True):
-            self._corrections.setdefault(way, {})[tile] = pair
-        for name, base, row in zip(data.loops, data.bases, unknown.loops, strict=True):
+        self._pitch = {name: start.pitches[name] * math.exp(more) for name, more in zip(PITCHES, unknown.pitch, strict=True)}
+        factors = (start.factors * np.exp(unknown.tiles)).T.tolist()
+        for (way, tile), (work, total, ends) in zip(start.data.tiles, factors, strict=True):
+            self._corrections.setdefault(way, {})[tile] = (work, total, ends)
+        for name, base, row in zip(start.data.loops, start.bases, unknown.loops, strict=True):
             self._made[name] = _scaled(base, row)
 
     @property
     def pitches(self) -> dict[str, float]:
         return self._pitch
 
-    def corrections(self, loop: str) -> dict[str, tuple[float, float]]:
+    def corrections(self, loop: str) -> dict[str, Correction]:
         return self._corrections.get(loop, {})
 
 
@@ -148,156 +164,73 @@ def _scaled(base: Coefficients, logs: Array) -> Coefficients:
     return Coefficients(**values)
 
 
-class _Data:
-    """The measured times as arrays, one part for each class of problems."""
+def _gradient(start: _Start, unknown: _Unknowns) -> Array:
+    """Of the loss, by every unknown."""
+    data = start.data
+    here = np.log(data.estimates(_Trial(start, unknown)))
+    slope = by_time(data, here)
 
-    def __init__(
-        self,
-        measured: Sequence[tuple[GemmProblem, Times]],
-        arch: Arch,
-        only: frozenset[str] = frozenset(),
-        given: Fitted | None = None,
-    ) -> None:
-        self.arch = arch
-        groups: dict[ProblemClass, list[tuple[int, GemmProblem, int, float]]] = {}
-        for index, (problem, times) in enumerate(measured):
-            for (variant, tile), us in times.items():
-                number = PAIRS.numbers(variant, (tile,))[0]
-                groups.setdefault(ProblemClass.of(problem), []).append((index, problem, number, us))
-        if not groups:
-            raise ValueError("no times were given; tune first")
-        self.parts: list[tuple[ProblemClass, Rows, Sizes]] = []
-        owners: list[int] = []
-        seen: list[float] = []
-        loops: list[str] = []
-        tiles: list[tuple[str, str]] = []
-        for kind, rows in groups.items():
-            sizes = Sizes(*(np.array(column, float) for column in zip(*(Sizes.of(row[1]) for row in rows), strict=True)))
-            self.parts.append((kind, np.array([row[2] for row in rows], np.intp), sizes))
-            owners += [row[0] for row in rows]
-            seen += [row[3] for row in rows]
-            for _, problem, number, _ in rows:
-                name, way, corrected = _corrected(kind, problem, number)
-                loops.append(name)
-                tiles.append((name + way, corrected))
-        self.seen = np.array(seen)
-        self.loops, self.loop = _numbered(loops)
-        self.tiles, self.tile = _numbered(tiles)
-        free = np.array([not only or name.split(" ")[0] in only for name in self.loops])
-        free_tiles = np.array([not only or name.split(" ")[0] in only for name, _ in self.tiles])
-        self.named_loops, self.named_tiles = free, free_tiles
-        self.free = np.concatenate([np.repeat(free, len(_NAMES)), free_tiles, free_tiles, np.full(len(PITCHES), not only)]).astype(
-            float
-        )
-        built_in, kept = Kernels({}), Kernels(given or {})
-        self.bases = [(built_in if mine else kept)[name] for name, mine in zip(self.loops, free.tolist(), strict=True)]
-        self.pitches = kept.pitches if only else dict(PITCHES)
-        factors = [
-            PLAIN if mine else kept.corrections(name).get(tile, PLAIN)
-            for (name, tile), mine in zip(self.tiles, free_tiles.tolist(), strict=True)
-        ]
-        self.factors = np.array(factors).T
-        _, self.owner = np.unique(owners, return_inverse=True)
-        self.best = np.full(self.owner.max() + 1, np.inf)
-        np.minimum.at(self.best, self.owner, self.seen)
-        self.over = self.seen / self.best[self.owner] - 1
+    def along(step: _Unknowns) -> Array:
+        """What each time adds to the loss's slope along that step from `unknown`."""
+        moved: Array = slope * (np.log(data.estimates(_Trial(start, step))) - here) / _DELTA
+        return moved
 
-    def times(self, unknown: _Unknowns) -> Array:
-        """The model's times under those unknowns."""
-        kernels = _Trial(self, unknown)
-        return np.concatenate(
-            [totals(Setting(kind, self.arch, kernels), rows, sizes, lambda: 0.0) for kind, rows, sizes in self.parts]
-        )
+    loops, tiles, pitch = (np.zeros_like(part) for part in (unknown.loops, unknown.tiles, unknown.pitch))
+    for column in range(len(_NAMES)):
+        loops[:, column] = np.bincount(data.loop, along(_stepped(unknown, "loops", np.s_[:, column])), len(data.loops))
+    for row, name in enumerate(CORRECTIONS):
+        # The whole time moves as its correction does: nothing to evaluate.
+        moved = slope if name == "total" else along(_stepped(unknown, "tiles", np.s_[row]))
+        tiles[row] = np.bincount(data.tile, moved, len(data.tiles))
+    for place in range(len(pitch)):
+        pitch[place] = along(_stepped(unknown, "pitch", np.s_[place])).sum()
+    loops += 2 * _STAY * unknown.loops / unknown.loops.size
+    tiles += 2 * _PLAIN * unknown.tiles / len(data.best)
+    found: Array = np.concatenate([loops.ravel(), tiles.ravel(), pitch]) * start.free
+    return found
 
-    def score(self, estimates: Array) -> float:
-        """The geometric mean of best time / time of the first pick."""
-        order = np.lexsort((estimates, self.owner))
-        _, firsts = np.unique(self.owner[order], return_index=True)
-        return float(np.exp(-np.log1p(self.over[order][firsts]).mean()))
 
-    def gradient(self, unknown: _Unknowns) -> Array:
-        """Of the loss, by every unknown."""
-        here = np.log(self.times(unknown))
-        by_time = self._by_time(here)
-        loops = np.zeros_like(unknown.loops)
-        for column in range(len(_NAMES)):
-            step = np.zeros_like(unknown.loops)
-            step[:, column] = _DELTA
-            moved = by_time * (np.log(self.times(replace(unknown, loops=unknown.loops + step))) - here) / _DELTA
-            loops[:, column] = np.bincount(self.loop, moved, len(self.loops))
-        more = by_time * (np.log(self.times(replace(unknown, work=unknown.work + _DELTA))) - here) / _DELTA
-        work: Array = np.bincount(self.tile, more, len(self.tiles)).astype(float)
-        total: Array = np.bincount(self.tile, by_time, len(self.tiles)).astype(float)
-        pitch = np.zeros_like(unknown.pitch)
-        for place in range(len(pitch)):
-            step = np.zeros_like(pitch)
-            step[place] = _DELTA
-            pitch[place] = (by_time * (np.log(self.times(replace(unknown, pitch=unknown.pitch + step))) - here)).sum() / _DELTA
-        problems = len(self.best)
-        loops = loops + 2 * _STAY * unknown.loops / unknown.loops.size
-        work = work + 2 * _PLAIN * unknown.work / problems
-        total = total + 2 * _PLAIN * unknown.total / problems
-        moved_by: Array = np.concatenate([loops.ravel(), work, total, pitch]) * self.free
-        return moved_by
+def _stepped(unknown: _Unknowns, part: str, where: Any) -> _Unknowns:
+    """The unknowns with some of one part a little larger."""
+    values = getattr(unknown, part).copy()
+    values[where] += _DELTA
+    return replace(unknown, **{part: values})
 
-    def _by_time(self, here: Array) -> Array:
-        """The gradient of the loss by the logarithm of each time."""
-        least = np.full(len(self.best), np.inf)
-        np.minimum.at(least, self.owner, here)
-        likely = np.exp(-(here - least[self.owner]) / _SOFTNESS)
-        likely /= np.bincount(self.owner, likely)[self.owner]
-        regret = np.minimum(self.over, 1.0)
-        expected = np.bincount(self.owner, likely * regret)[self.owner]
-        by_regret = -likely * (regret - expected) / _SOFTNESS / len(self.best)
-        weight = np.exp(-_FAR * np.minimum(self.over, 2.0))
-        by_error = 2 * weight * (here - np.log(self.seen)) / weight.sum()
-        gradient: Array = _REGRET * by_regret + _ERROR * by_error
-        return gradient
 
-    def named(self, unknown: _Unknowns, estimates: Array) -> dict[str, dict[str, float]]:
-        """The unknowns as a table's model section, each loop with the error that is left: the root mean square of the log times."""
-        errors = np.log(estimates / self.seen) ** 2
-        near = self.over < 1.0
-        squares = np.bincount(self.loop, errors * near, len(self.loops)) / np.maximum(
-            np.bincount(self.loop, near, len(self.loops)), 1
-        )
-        model = {}
-        rows = zip(self.loops, self.bases, unknown.loops, squares.tolist(), self.named_loops.tolist(), strict=True)
-        for name, base, row, square, free in rows:
-            if not free:
-                continue
+def _named(start: _Start, unknown: _Unknowns, estimates: Array, held: Array, other: Array) -> dict[str, dict[str, float]]:
+    """The unknowns as a table's model section, each loop with the error that is left: the root mean square of the log times.
+
+    `held` and `other` are factors on the whole times of tiles, and of those of each loop that have no times.
+    """
+    data = start.data
+    near = data.over < 1.0
+    errors = np.bincount(data.loop, np.log(estimates / data.seen) ** 2 * near, len(data.loops))
+    squares = errors / np.maximum(np.bincount(data.loop, near, len(data.loops)), 1)
+    model = {}
+    rows = zip(data.loops, start.bases, unknown.loops, squares.tolist(), start.free_loops.tolist(), strict=True)
+    for name, base, row, square, free in rows:
+        if free:
             made = _scaled(base, row)
             model[name] = {each: _digits(getattr(made, each)) for each in _NAMES} | {"fit_error": _digits(math.sqrt(square))}
-        corrections = zip(self.tiles, unknown.work.tolist(), unknown.total.tolist(), self.named_tiles.tolist(), strict=True)
-        for (name, tile), work, total, free in corrections:
-            if free:
-                model[f"{name} {tile}"] = {"work": _digits(math.exp(work)), "total": _digits(math.exp(total))}
-        model["pitch"] = {
-            name: _digits(self.pitches[name] * math.exp(more)) for name, more in zip(PITCHES, unknown.pitch, strict=True)
-        }
-        return model
-
-
-def _corrected(kind: ProblemClass, problem: GemmProblem, number: int) -> tuple[str, str, str]:
-    """The loop of a pair on a problem, which way it runs where that matters, and its tile."""
-    variant = PAIRS.pairs[number][0]
-    flags = PAIRS.columns(number, number + 1)
-    name = loop(kind, variant, tma=bool(flags.tma[0]), resident=bool(flags.resident[0]))
-    way = ""
-    if PAIRS.kinds(np.array([number]))[0] == VECTOR:
-        along = problem.b.layout == "t" if problem.m <= problem.n else problem.a.layout == "n"
-        way = " along" if along else " across"
-    return name, way, PAIRS.tiles[number]
-
-
-def _numbered(names: Sequence[Name]) -> tuple[list[Name], Rows]:
-    found = sorted(set(names))
-    number = {name: index for index, name in enumerate(found)}
-    return found, np.array([number[name] for name in names], np.intp)
+    for (name, tile), logs, factor, free in zip(data.tiles, unknown.tiles.T, held, start.free_tiles, strict=True):
+        if free:
+            work, total, ends = np.exp(logs).tolist()
+            model[f"{name} {tile}"] = {"work": _digits(work), "total": _digits(total * factor), "ends": _digits(ends)}
+    for way in {way for (way, _), free in zip(data.tiles, start.free_tiles, strict=True) if free}:
+        # What nobody has measured is as its loop's tiles are on the mean: left as it is, it would come out too fast beside them.
+        some = np.array([name == way for name, _ in data.tiles])
+        mean = np.average(unknown.tiles[:, some], axis=1, weights=np.bincount(data.tile)[some])
+        work, total, ends = np.exp(mean).tolist()
+        factor = other[data.loop[some[data.tile].argmax()]]
+        model[f"{way} {OTHER}"] = {"work": _digits(work), "total": _digits(total * factor), "ends": _digits(ends)}
+    model["pitch"] = {
+        name: _digits(start.pitches[name] * math.exp(more)) for name, more in zip(PITCHES, unknown.pitch, strict=True)
+    }
+    return model
 
 
 def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-__all__ = ["FitReport", "fit"]
+__all__ = ["FitReport", "Times", "fit"]

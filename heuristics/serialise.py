@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from heuristics import model
 from heuristics.archs import ARCHS
+from heuristics.coefficients import CORRECTIONS
 from heuristics.schema import SCHEMA_VERSION, Coefficient, EntryModel, EvidenceModel, TableModel
 from heuristics.table import HeuristicTable, Measurement, Origin, ProblemKey, TableEntry
 from kernel_zoo.spec import GemmProblem, TileConfig
@@ -108,7 +109,7 @@ def _model(section: Mapping[str, Any]) -> tuple[dict[str, dict[str, float]], lis
     for variant, values in section.items():
         try:
             checked = _COEFFICIENTS.validate_python(values)
-            if "work" in checked or "total" in checked:  # a tile's corrections, of which there are hundreds: factors
+            if any(name in checked for name in CORRECTIONS):  # a tile's corrections, of which there are hundreds: factors
                 probe = math.prod(checked.values())
             else:
                 probe = model.estimate(_PROBE, ARCHS["h200"], variant, _PROBE_TILE, {variant: checked}).time_us

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from heuristics.coefficients import PITCHES, PLAIN, Coefficients, Kernels
+from heuristics.coefficients import PITCHES, Coefficients, Kernels
 from heuristics.pairs import PAIRS, Array, Columns, Flags, Rows
 from heuristics.roof import EMULATION, peak
 from heuristics.tile_columns import WIDTH, StreamCosts, TileCosts, by_field
@@ -116,8 +116,9 @@ class Setting:
         layout, align = self.kind.layouts[narrow_m], min(self.kind.aligns[narrow_m], VECTOR_BYTES)
         along = layout == "t" if narrow_m else layout == "n"
         name = loop(self.kind, "gemv", tma=False, resident=False)
-        corrections = self.kernels.corrections(f"{name} {'along' if along else 'across'}")
-        work, factor = np.array([corrections.get(tile, PLAIN) for tile in tiles]).T
+        way = f"{name} {'along' if along else 'across'}"
+        corrections, other = self.kernels.corrections(way), self.kernels.other(way)
+        work, factor, _ = np.array([corrections.get(tile, other) for tile in tiles]).T
         threads, block = 32 * t.warps, t.block_n * t.block_k
         waste = sector_waste((t.block_k if along else t.block_n) * self.item) * (VECTOR_BYTES / align) ** 0.5
         rate = self.arch.tflops["fp32"] * 1e6 / self.arch.sm_count * self.vector.compute
@@ -135,8 +136,9 @@ class Setting:
     def _work_out(self, t: Columns, tiles: Sequence[str]) -> TileCosts:
         """The costs of any pairs, by column; `tiles` as a table corrects them."""
         loops, of_loop = self._loops(t)
-        corrected = [self.kernels.corrections(one) for one in loops]
-        factors = np.array([corrected[i].get(tile, PLAIN) for i, tile in zip(of_loop.tolist(), tiles, strict=True)])
+        corrected = [(self.kernels.corrections(one), self.kernels.other(one)) for one in loops]
+        found = ((*corrected[i], tile) for i, tile in zip(of_loop.tolist(), tiles, strict=True))
+        factors = np.array([known.get(tile, other) for known, other, tile in found])
         make: Any = Coefficients  # of columns, for once
         c = make(*(np.array([getattr(self.kernels[one], name) for one in loops])[of_loop] for name in Coefficients.__slots__))
         elements = t.block_m * t.block_n
@@ -158,7 +160,7 @@ class Setting:
 
         stored = elements * np.where(t.split_k > 1, 4, self.out_item + self.extra_item)
         epilogue = elements * (_ACTIVATION_OPS.get(self.kind.activation, 10) / 128) / self.clock
-        ends = c.fill + c.store + 2 * stored / alone + epilogue
+        ends = (c.fill + c.store + 2 * stored / alone + epilogue) * factors[:, 2]
         later = np.where(t.resident > 0, c.resident, 1.0) * np.where(t.flatten > 0, _FLATTENED, 1.0)
         fit = np.where(t.sole > 0, 1, _programs_per_sm(t, self.item, self.arch))
         visit = _VISIT + 4 * elements / (alone * c.partial)

@@ -124,6 +124,22 @@ def test_a_tile_is_corrected_in_its_own_loop_only():
     assert times_us(given, H200, PICKS[:1], {f"another {text}": {"work": 1.0, "total": 1.5}})[0] == before
 
 
+def test_a_tile_s_ends_are_corrected_alone():
+    given = GemmProblem.of(4096, 4096, 4096, "bf16", "nt")
+    name = f"tma {corrected_as(TILES[0])}"
+    before, after = (Scorer(given, H200, fitted).estimate("tma", TILES[0]).parts for fitted in ({}, {name: {"ends": 2.0}}))
+    assert before["fill and store"] < after["fill and store"] < 2 * before["fill and store"]  # the first block's way stays
+    assert after["main loop"] == before["main loop"]
+
+
+@pytest.mark.parametrize(("pick", "way"), [(PICKS[0], "tma"), (PICKS[1], "gemv along")])
+def test_what_a_table_does_not_correct_one_by_one_is_corrected_as_other(pick, way):
+    given = GemmProblem.of(3, 4096, 8192, "bf16", "nt")
+    other, own = {f"{way} other": {"total": 2.0}}, {f"{way} {corrected_as(pick[1])}": {"total": 3.0}}
+    plain, as_other, as_own = (times_us(given, H200, [pick], fitted)[0] for fitted in ({}, other, other | own))
+    assert (as_other, as_own) == pytest.approx((2 * plain, 3 * plain))
+
+
 def test_lines_of_an_odd_pitch_cost_traffic():
     even, odd = (GemmProblem.of(4096, n, 4096, "bf16", "nn") for n in (4096, 4104))
     assert odd.b.leading * 2 % 32 == 16

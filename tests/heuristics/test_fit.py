@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from heuristics import model
 from heuristics.archs import ARCHS
-from heuristics.coefficients import Coefficients
+from heuristics.coefficients import Coefficients, Kernels
 from heuristics.cost import Scorer
 from heuristics.fit import fit
+from heuristics.fit_data import Measurements
+from heuristics.fit_loss import caution
 from heuristics.legality import Legality
+from heuristics.pairs import corrected_as
 from kernel_zoo.catalog import VARIANTS
-from kernel_zoo.spec import GemmProblem
+from kernel_zoo.spec import GemmProblem, TileConfig
 
 H200 = ARCHS["h200"]
 ZOO = [variant for variant in VARIANTS if variant.name != "aten"]
@@ -75,6 +80,49 @@ def test_every_loop_has_all_its_coefficients_and_its_error(report):
 
 def test_the_slower_loop_was_found(report):
     assert report.model["tma resident"]["compute"] < 0.85
+
+
+def test_what_has_no_times_stays_as_it_was():
+    seen = {pick: us for pick, us in times(PROBLEMS[0], WORLD).items() if pick[0] != "gemv"}
+    stay = ("tma tf32", "tma tf32 64x64x64 w4 s4", "tiled 2-byte 32x32x32 w4 s4", "gemv along 1x1x1 w1 s1")
+    gone = ("tma", "tma 32x32x32 w1 s1", "ping_pong resident 32x32x32 w1 s1")
+    given = {name: {"work": 3.0, "total": 3.0} for name in (*stay, *gone)}
+    assert {"tma", "ping_pong resident"} <= {*fit([(PROBLEMS[0], seen)], H200, 1).model}
+    found = fit([(PROBLEMS[0], seen)], H200, 1, given=given).model
+    assert {name for name, values in given.items() if found.get(name) == values} == set(stay)
+
+
+def test_a_fit_starts_from_the_table():
+    seen = [(PROBLEMS[0], times(PROBLEMS[0], WORLD))]
+    fresh, known = (fit(seen, H200, 1, given=given).model["tma"]["fill"] for given in ({}, {"tma": {"fill": 9.0}}))
+    assert fresh < 1.0
+    assert known > 8.0
+
+
+def test_a_start_that_a_tile_decides_is_not_fitted_to():
+    seen = times(PROBLEMS[0], WORLD)
+    more = {(name, replace(tile, knobs=(*tile.knobs, ("early", 1)))): 2 * us for (name, tile), us in seen.items()}
+    with_them, without = (fit([(PROBLEMS[0], given)], H200, 2) for given in (seen | more, seen))
+    assert with_them == without
+
+
+def test_a_tile_that_errs_is_held_back():
+    """Two tiles are off by nothing on the mean, one of them by 20% up and down."""
+    first, second = TileConfig(64, 64, 64, num_stages=4), TileConfig(64, 128, 64, num_stages=4)
+    problems = [GemmProblem.of(256 * i, 1024, 1024, "bf16", "nt") for i in range(1, 41)]
+    seen = []
+    for index, problem in enumerate(problems):
+        picks = [("tma", first), ("tma", second)]
+        exact = dict(zip(picks, Scorer(problem, H200).times(picks).tolist(), strict=True))
+        exact["tiled", first] = exact["tma", first]
+        seen.append((problem, exact | {picks[1]: exact[picks[1]] * (1.2 if index % 2 else 1 / 1.2)}))
+    data = Measurements(seen, H200)
+    there = {
+        (variant, tile): place for place, (variant, tile) in enumerate((name.split(" ")[0], tile) for name, tile in data.tiles)
+    }
+    held, _ = caution(data, np.log(data.estimates(Kernels({}))))
+    steady, unsteady = (held[there["tma", corrected_as(tile)]] for tile in (first, second))
+    assert unsteady > 1.02 * steady
 
 
 def test_steps_are_told():
