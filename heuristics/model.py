@@ -114,25 +114,33 @@ def shortlist(
 ) -> list[Candidate]:
     """The candidates worth measuring, best first: the model's favourites, varied.
 
-    A model that is wrong about a family must not hide it from a tuner, so each variant that can serve sends its best tiles,
-    `per_variant` of them, of as many block shapes as there are. One that cannot tell two knobs apart must not fill the list with
-    them, so block_m x block_n x block_k recurs three times at most. The list is as long as `count`, or, where more than PER_VARIANT
-    of a variant are asked for, as long as that takes.
+    Half of the list is the model's own ranking: the order among its first few is what it knows least of. A model that is wrong
+    about a family must not hide it from a tuner, so each variant that can serve sends its best tiles, `per_variant` of them, of as
+    many block shapes as there are; a second one of each only as far as there is room. One that cannot tell two knobs apart must
+    not fill the list with them, so block_m x block_n x block_k recurs three times at most. The list is as long as `count`, or,
+    where more than PER_VARIANT of a variant are asked for, as long as that takes.
     """
     ranked = rank(may, variants, fitted)
-    chosen = _of_each(ranked, per_variant)
+    sent = _of_each(ranked, per_variant)
+    varied = _varied(ranked)
     if per_variant > PER_VARIANT:
-        count = max(count, len(chosen))
-    elif len(chosen) > count:
-        chosen = set(sorted(chosen)[:count])
-    for limit in (3, len(ranked)):
-        seen: dict[tuple[object, ...], int] = {}
-        for index, candidate in enumerate(ranked):
-            family = (candidate.variant, _sides(candidate))
-            if index in chosen or (len(chosen) < count and seen.get(family, 0) < limit):
-                chosen.add(index)
-                seen[family] = seen.get(family, 0) + 1
+        count, wanted = max(count, len(sent)), [*sorted(sent), *varied]
+    else:
+        wanted = [*varied[: count // 2], *sorted(_of_each(ranked, 1)), *sorted(sent), *varied]
+    chosen = list(dict.fromkeys((*wanted, *range(len(ranked)))))[:count]
     return [ranked[index] for index in sorted(chosen)]
+
+
+def _varied(ranked: Sequence[Candidate], limit: int = 3) -> list[int]:
+    """The ranking with so many of a variant's block shape at most."""
+    seen: dict[tuple[object, ...], int] = {}
+    found = []
+    for index, candidate in enumerate(ranked):
+        family = (candidate.variant, _sides(candidate))
+        seen[family] = seen.get(family, 0) + 1
+        if seen[family] <= limit:
+            found.append(index)
+    return found
 
 
 def _of_each(ranked: Sequence[Candidate], per_variant: int) -> set[int]:

@@ -299,6 +299,20 @@ def test_a_shortlist_is_short_varied_and_holds_the_best(size):
     assert_in_order(short)
 
 
+@pytest.mark.parametrize("size", [(4096, 4096, 4096), (256, 256, 16384), (16, 4096, 4096), (735, 18432, 768)])
+def test_half_of_a_shortlist_is_the_models_own_ranking(size):
+    """Two of each of nine variants would fill it, and hide what the model ranks third to eighth."""
+    may = Legality(of(*size), H200)
+    ranked, short = rank(may, ZOO), shortlist(may, ZOO, 16)
+    seen, favourites = [], []
+    for candidate in ranked:
+        family = (candidate.variant, candidate.tile.block_m, candidate.tile.block_n, candidate.tile.block_k)
+        seen.append(family)
+        if seen.count(family) <= 3:
+            favourites.append(candidate)
+    assert favourites[:8] == [candidate for candidate in short if candidate in favourites[:8]]
+
+
 def test_a_shortlist_is_never_longer_than_asked():
     assert len(shortlist(Legality(of(512, 512, 512), H200), ZOO, 3)) == 3
 
