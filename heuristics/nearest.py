@@ -22,8 +22,8 @@ from kernel_zoo.spec import Arch
 
 NEAREST: Final = 3  # rows whose tiles are re-ranked
 FOREIGN: Final = 0.25  # octaves by which a row of another device is farther
-CLOSE: Final = 0.1  # octaves from a row: no farther, and only the rows' tiles compete
-_UNTRIED: Final = 1.05  # handicap of a tile that no near row has: what is fastest there was picked from many
+CLOSE: Final = 0.025  # octaves from a row: no farther, and only the rows' tiles compete
+_UNTRIED: Final = 1.02  # handicap of a tile that no near row has: what is fastest there was picked from many
 _WORST_ERROR: Final = math.log(2.0)  # a correction beyond this says more about the row than about the model
 _BLUR: Final = 0.1  # octaves: rows much nearer than this count alike
 _KEPT: Final = 1 << 12  # rows of which it is kept what stands
