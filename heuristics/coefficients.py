@@ -2,9 +2,9 @@
 
 One row per variant, which a table file may replace by fitted ones (`fit`). The built-in ones were fitted to 3,260 times of 38
 shapes on one H200, before pitches and tails were in the picture: on 162 held-out shapes the model's first pick then runs at 0.933
-of the best, with the packaged table's coefficients at 0.962 (docs/choosing.md). Those of the warp-specialised kernels, of repack
-and of split_k_fused are not fitted but set: such that beside that table's coefficients for tma and split_k they give the ratios
-that a first probe of two dozen shapes found.
+of the best of the five families that there were; docs/choosing.md has the packaged table's figures. Those of the warp-specialised
+kernels, of repack and of split_k_fused are not fitted but set: such that beside that table's coefficients for tma and split_k they
+give the ratios that a first probe of two dozen shapes found.
 """
 
 from __future__ import annotations
