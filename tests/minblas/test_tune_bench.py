@@ -138,3 +138,13 @@ def test_torchs_precision_is_set_and_given_back():
     with contextlib.suppress(ZeroDivisionError), torch_precision("tf32"):
         raise ZeroDivisionError
     assert matmul.fp32_precision == before
+
+
+def test_on_a_cpu_nothing_is_tried_that_cannot_run_there(tmp_path):
+    """The model ranks a Gluon kernel first here: without a word it would be counted as failed."""
+    told = {"dtype": "fp16", "top_k": 12, "verify_only": True, "device": "cpu", "progress": False}
+    report = tune([(32, 48, 40)], resume=tmp_path / "journal.jsonl", **told)
+    assert report.rejected == {"wrong": 0, "failed": 0}
+    assert len(report.rows[0]["trials"]) >= 4
+    named = tune([(32, 48, 40)], resume=tmp_path / "named.jsonl", variants=["ping_pong"], **told)
+    assert named.rejected["failed"] == len(named.rows[0]["trials"]) > 0
