@@ -115,7 +115,7 @@ def tune(
     if variants and challengers:
         raise ArgumentError("both variants and challengers are given", "one of them", "challengers compete with the pick in force")
     allowed = _allowed(known, variants, include_aten)
-    if place.type == "cpu" and variants is None and benches is None:  # what was not named and cannot run there would only be counted as failed
+    if place.type == "cpu" and variants is None and benches is None:  # what cannot run there would be counted as failed
         allowed = {name: variant for name, variant in allowed.items() if variant.recipe is None or variant.interpretable}
     contenders = _allowed(known, challengers, include_aten) if challengers else None
     allowed |= contenders or {}
