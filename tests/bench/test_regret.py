@@ -99,7 +99,7 @@ def as_it_was(variant, timed):
 @pytest.mark.parametrize(
     ("name", "geomean", "p10", "worst"),
     [
-        # 0.961 and 0.899 before coefficients were fitted to all nine families at once, by which model and ladder gained a point there.
+        # 0.961 and 0.899 before coefficients were fitted to all nine families at once, which gained a point there.
         ("model", 0.952, 0.866, 0.66),
         ("ladder", 0.954, 0.876, 0.66),
         ("top-8 measured", 0.993, 0.984, 0.84),
