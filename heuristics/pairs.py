@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heuristics.traits import traits_of
-from kernel_zoo.spec import TileConfig
+from kernel_zoo.spec import SPLITS, TileConfig
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -25,7 +25,6 @@ VECTOR: Final = 1  # a gemv
 OPAQUE: Final = 2  # launches by itself: no tile
 
 _ROOM: Final = 256
-_SPLITS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # that variants propose
 _KEPT: Final = 1 << 14  # tile objects known by their identity
 _SPACES: Final = 1 << 12  # tuples of tiles known by theirs
 
@@ -158,7 +157,7 @@ class Pairs:
 
 def _siblings(tile: TileConfig | None) -> list[TileConfig]:
     """The same tile with the other split counts. They are met sooner or later, and each new pair is work for every setting."""
-    return [replace(tile, split_k=split) for split in _SPLITS] if tile is not None and tile.split_k > 1 else []
+    return [replace(tile, split_k=split) for split in SPLITS] if tile is not None and tile.split_k > 1 else []
 
 
 def corrected_as(tile: TileConfig) -> str:

@@ -16,12 +16,24 @@ from typing import Final
 from kernel_zoo.kernels import _args, _reduce, _rules, _tiles
 from kernel_zoo.kernels._device import descriptor_product, follow_launch, pointer_product, tile_order
 from kernel_zoo.kernels._reduce import reduce_kernel
-from kernel_zoo.spec import Arch, ByKind, GemmCall, GemmProblem, KernelCall, Recipe, Refusal, TileConfig, Variant, cdiv, next_pow2
+from kernel_zoo.spec import (
+    SPLITS,
+    Arch,
+    ByKind,
+    GemmCall,
+    GemmProblem,
+    KernelCall,
+    Recipe,
+    Refusal,
+    TileConfig,
+    Variant,
+    cdiv,
+    next_pow2,
+)
 from kernel_zoo.triton_compat import tl, triton
 
 MAX_SPLIT = 64  # the reduction unrolls its sum
-_SPLITS: Final = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64)
-_RANGE: Final = len(_SPLITS) + 1
+_RANGE: Final = len(SPLITS) + 1
 _LARGEST: Final = 256 * 256  # of all tiles, in elements
 
 
@@ -99,20 +111,20 @@ def fits(problem: GemmProblem, tile: TileConfig, arch: Arch) -> Refusal | None:
 
 
 def _filling(tiles_total: int, long_enough: int, sm_count: int) -> int:
-    """Of the first so many of the _SPLITS those that put half a wave to four waves of programs on the device, or come close to it.
+    """Of the first so many of the SPLITS those that put half a wave to four waves of programs on the device, or come close to it.
 
     Where they start, times _RANGE, and where they stop.
     """
-    stop = min(long_enough, bisect_right(_SPLITS, 4 * sm_count // max(tiles_total, 1)))
+    stop = min(long_enough, bisect_right(SPLITS, 4 * sm_count // max(tiles_total, 1)))
     if not stop:
         return 0
-    least = min(sm_count // 2, _SPLITS[stop - 1] * tiles_total // 4)
-    return bisect_left(_SPLITS, cdiv(least, max(tiles_total, 1))) * _RANGE + stop
+    least = min(sm_count // 2, SPLITS[stop - 1] * tiles_total // 4)
+    return bisect_left(SPLITS, cdiv(least, max(tiles_total, 1))) * _RANGE + stop
 
 
 @cache
 def _fillings(sm_count: int) -> list[list[int]]:
-    """`_filling` by tiles, as many as a space has a use for, and by how many of the _SPLITS leave two k blocks or more."""
+    """`_filling` by tiles, as many as a space has a use for, and by how many of the SPLITS leave two k blocks or more."""
     return [[_filling(tiles, long, sm_count) for long in range(_RANGE)] for tiles in range(2 * sm_count + 1)]
 
 
@@ -146,7 +158,7 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
         tiles_total = -(-m // rows) * -(-n // cols) * batch
         if tiles_total <= most:
             filling = fillings[tiles_total]
-            ranges += [filling[bisect_right(_SPLITS, -(-k // block_k) // 2)] for block_k, _ in tiles]
+            ranges += [filling[bisect_right(SPLITS, -(-k // block_k) // 2)] for block_k, _ in tiles]
         else:
             ranges += [0] * len(tiles)
     return _within(bases, tuple(ranges))
@@ -154,12 +166,12 @@ def space(problem: GemmProblem, arch: Arch) -> tuple[TileConfig, ...]:
 
 @lru_cache(maxsize=1 << 11)  # a few hundred are met: most ranges of splits go with ranges of the other tiles
 def _within(bases: _Bases, ranges: tuple[int, ...]) -> tuple[TileConfig, ...]:
-    """The tiles of each base in turn with a range of the _SPLITS, put as `_filling` puts it."""
+    """The tiles of each base in turn with a range of the SPLITS, put as `_filling` puts it."""
     splits = [split for _, _, tiles in bases for _, split in tiles]
     return tuple([tile for split, code in zip(splits, ranges, strict=True) for tile in split[code // _RANGE : code % _RANGE]])
 
 
-#: Rows and columns of the result that tiles cover; the block_k of each of these tiles, and it with each of _SPLITS.
+#: Rows and columns of the result that tiles cover; the block_k of each of these tiles, and it with each of SPLITS.
 _Base = tuple[int, int, list[tuple[int, tuple[TileConfig, ...]]]]
 
 
@@ -176,7 +188,7 @@ def _bases(tiles: Iterable[TileConfig]) -> _Bases:
         rows, cols = (tile.block_n, tile.block_m) if tile.knob("swap") else (tile.block_m, tile.block_n)
         if not found or found[-1][:2] != (rows, cols):
             found.append((rows, cols, []))
-        found[-1][2].append((tile.block_k, tuple(replace(tile, split_k=split) for split in _SPLITS)))
+        found[-1][2].append((tile.block_k, tuple(replace(tile, split_k=split) for split in SPLITS)))
     return _Bases(found)
 
 

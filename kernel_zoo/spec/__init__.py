@@ -4,7 +4,7 @@ Lowest floor of the project. Imports the standard library only, so that choosing
 Every other room speaks in these words; nothing here knows how a kernel is written or launched.
 """
 
-from kernel_zoo.spec.choice import Arch, Candidate, Estimate, Refusal, Resources, TileConfig
+from kernel_zoo.spec.choice import SPLITS, Arch, Candidate, Estimate, Refusal, Resources, TileConfig
 from kernel_zoo.spec.dtypes import (
     ACTIVATIONS,
     DTYPE_ALIASES,
@@ -35,6 +35,7 @@ __all__ = [
     "FP32_PRECISIONS",
     "INT32_MAX",
     "ITEMSIZE",
+    "SPLITS",
     "VECTOR_BYTES",
     "Arch",
     "Argument",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Arch:
     def has_tma(self) -> bool:
         """Tensor Memory Accelerator: bulk copies through descriptors."""
         return self.capability[0] >= 9
+
+
+#: Into how many parts variants propose to cut K.
+SPLITS: Final = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The sweep's own logic, on CPU tensors and with an engine that counts instead of measuring."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from rich.console import Console
 
 import minblas
-from bench import baselines, records, run, small, sweep
+from bench import baselines, cli, records, run, small, sweep
 from bench.records import CLASSES
 from heuristics.archs import get_arch
 from kernel_zoo.catalog import VARIANTS
@@ -59,6 +60,10 @@ def test_a_heavy_product_warms_the_card_up(plans, monkeypatch, heavy, asked, wai
     monkeypatch.setattr(sweep.timing, "time_interleaved", lambda *a, **k: seen.append(k["warm_up_us"]) or timed(*a, **k))
     list(sweep.sweep(plans[:1], CPU, quick(warm_up_ms=asked), engine=CountingEngine()))
     assert seen == [waited]
+
+
+def test_a_sweep_warms_up_for_as_long_whoever_starts_it():
+    assert run.Request().warm_up_ms == inspect.signature(cli.bench).parameters["warm_up"].default == sweep.WARM_UP_MS
 
 
 def test_a_wrong_result_is_reported_and_not_timed(plans, monkeypatch):

@@ -18,7 +18,7 @@ COUNT = 200
 #: Medians in units of `unit()`, about 85 us on the server core on which the choice is to take 200 us at most. Every problem is new
 #: to the process, its class mostly not. Seen with nine families on a core beside a busy one: 0.3, 2.7 to 3.0 and 2.6 to 3.2. A
 #: loaded machine slows both.
-LIMITS = {"exact": 0.5, "nearest": 3.9, "model": 4.1}
+LIMITS = {"exact": 0.5, "nearest": 3.6, "model": 3.8}
 
 
 def unit():

@@ -14,6 +14,7 @@ from heuristics.cost import Scorer, Sizes, costs, times_us
 from heuristics.pairs import PAIRS, Pairs, corrected_as
 from heuristics.schema import parse_tile
 from heuristics.tile_cost import ProblemClass, Setting, setting
+from kernel_zoo.kernels import split_k
 from kernel_zoo.spec import Epilogue, GemmProblem, Operand, TileConfig
 from tests.heuristics.fakes import H200
 
@@ -183,6 +184,17 @@ def test_pairs_keep_their_numbers_however_often_a_tile_is_made():
     assert pairs.numbers("one", many) == list(range(known + 2, known + 2 + len(many)))
     assert pairs.columns(known + 2, len(pairs)).block_m.tolist() == list(range(1, 1000))
     assert pairs.numbers("one", TILES) == first
+
+
+def test_a_split_tile_is_numbered_with_every_count_that_is_proposed():
+    tiles = split_k.space(GemmProblem.of(128, 576, 7168, "bf16", "nt"), H200)
+    mine = [tile for tile in tiles if replace(tile, split_k=2) == replace(tiles[0], split_k=2)]
+    assert {tile.split_k for tile in mine} > {7, 9}
+    pairs = Pairs()
+    pairs.numbers("split_k", mine[:1])
+    known = len(pairs)
+    pairs.numbers("split_k", mine)
+    assert len(pairs) == known
 
 
 def test_objects_that_come_and_go_do_not_pile_up(monkeypatch):
